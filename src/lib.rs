@@ -4,3 +4,4 @@ pub mod config;
 pub mod model;
 pub mod ops;
 pub mod loss;
+pub mod train;

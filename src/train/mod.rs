@@ -1,0 +1,6 @@
+//! Training: schedule, optimizer, averaging, the loop.
+
+mod ema;
+pub mod engine;
+pub mod optim;
+pub mod schedule;
