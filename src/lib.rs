@@ -1,7 +1,8 @@
 //! Trains YOLO-style object detectors on COCO-format data.
 
+pub mod cli;
 pub mod config;
+pub mod loss;
 pub mod model;
 pub mod ops;
-pub mod loss;
 pub mod train;
