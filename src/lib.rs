@@ -1,0 +1,3 @@
+pub mod data;
+pub mod eval;
+pub mod report;
