@@ -2,7 +2,10 @@
 
 pub mod cli;
 pub mod config;
+pub mod data;
+pub mod eval;
 pub mod loss;
 pub mod model;
 pub mod ops;
+pub mod report;
 pub mod train;
