@@ -1,0 +1,2 @@
+//! `yolo-train` as a library.
+pub mod data;
