@@ -201,7 +201,7 @@ impl Settings {
             .kind
             .read(text)
             .map_err(|refusal| ConfigError::BadValue {
-                option: place.spelling(spec),
+                option: spec,
                 place: place.clone(),
                 given: text.to_owned(),
                 allowed: refusal.allowed,
