@@ -12,6 +12,7 @@
 mod best_f1;
 mod coco;
 mod error;
+mod infer;
 mod predictions;
 mod results;
 mod suppress;
@@ -25,6 +26,7 @@ mod testing;
 
 pub use coco::{ClassMetrics, Evaluator, Metrics};
 pub use error::EvalError;
+pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;
 pub use suppress::{SuppressConfig, end_to_end, suppress};
 

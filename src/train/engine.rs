@@ -4,52 +4,11 @@ use super::ema;
 use super::optim::{Optimizer, finish_gradient};
 use super::schedule::Rates;
 use crate::loss::{
-    Anchors, Components, Criterion, Gains, GroundTruth, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, TopK, head_loss,
+    Anchors, Criterion, Gains, HeadLoss, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, TopK, head_loss,
 };
 use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{HeadOutput, Heads, Network, Tensors};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-
-/// Images of equal size with their objects.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MicroBatch<'a> {
-    /// `[n, height, width, 3]`, RGB.
-    pub pixels: &'a [u8],
-    pub height: usize,
-    pub width: usize,
-    /// One list per image, corners in pixels of these images.
-    pub truths: Vec<Vec<GroundTruth>>,
-}
-
-impl MicroBatch<'_> {
-    /// `[n, height, width, 3]` in 0..1.
-    #[must_use]
-    pub fn image(&self, device: &Device) -> Tensor<4> {
-        let values: Vec<f32> = self.pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
-        let shape = [self.truths.len(), self.height, self.width, 3];
-        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
-    }
-}
-
-/// Loss of the head whose items are shown: one-to-one where there is one.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ShownLoss {
-    pub sums: Components,
-    pub score_sum: f64,
-}
-
-impl ShownLoss {
-    /// Adds another part.
-    pub fn add(&mut self, o: ShownLoss) {
-        self.sums.add(o.sums);
-        self.score_sum += o.score_sum;
-    }
-    /// Gained and normalised items: box, class, distance.
-    #[must_use]
-    pub fn items(&self, gains: Gains) -> [f64; 3] {
-        self.sums.items(gains, self.score_sum)
-    }
-}
+use burn::tensor::{DType, Device, Tensor};
 
 /// What the micro-batches since the last step have added up to.
 #[derive(Debug, Clone)]
@@ -131,7 +90,7 @@ impl Engine {
         let out = self.network.forward(&tensors, batch.image(&device), heads);
         let many = out.one_to_many.as_ref().map(|o| self.loss(o, batch, ONE_TO_MANY));
         let one = out.one_to_one.as_ref().map(|o| self.loss(o, batch, ONE_TO_ONE));
-        let shown = shown(one.as_ref().or(many.as_ref()));
+        let shown = ShownLoss::of(one.as_ref().or(many.as_ref()));
         let mut scores = [0.0; 2];
         let mut total: Option<Tensor<1>> = None;
         for (i, (loss, weight)) in [(many, head_weights.0), (one, head_weights.1)].into_iter().enumerate() {
@@ -193,65 +152,10 @@ impl Engine {
     }
 }
 
-fn shown(loss: Option<&HeadLoss>) -> ShownLoss {
-    loss.map(|l| ShownLoss { sums: l.sums, score_sum: l.score_sum }).unwrap_or_default()
-}
-
-/// A network with fixed weights on one device: validation.
-pub struct Inference<'a> {
-    network: &'a Network,
-    tensors: Tensors,
-    device: Device,
-    gains: Gains,
-}
-
-/// Raw outputs of a batch, on the host, and the loss of the head whose items are shown.
-pub struct Inferred {
-    /// `[n, anchors, 4 * reg_max]`
-    pub boxes: Vec<f32>,
-    /// `[n, anchors, classes]` logits.
-    pub scores: Vec<f32>,
-    pub anchors: Anchors,
-    pub loss: ShownLoss,
-}
-
-impl<'a> Inference<'a> {
-    /// Uploads `state`.
-    #[must_use]
-    pub fn new(network: &'a Network, state: &State, gains: Gains, device: &Device) -> Self {
-        let layout = &network.layout;
-        let tensors = Tensors::new(layout, &state.params, device, DType::F32).with_running_stats(
-            layout,
-            &state.buffers,
-            device,
-            DType::F32,
-        );
-        Self { network, tensors, device: device.clone(), gains }
-    }
-
-    /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
-    #[must_use]
-    pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
-        let two = self.network.spec.one_to_one;
-        let heads = Heads { many: !(two && end_to_end), one: two };
-        let out = self.network.forward(&self.tensors, batch.image(&self.device), heads);
-        let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
-        let (lossy, topk) = match &out.one_to_one {
-            Some(o) => (o, ONE_TO_ONE),
-            None => (out.one_to_many.as_ref().expect("one head is there"), ONE_TO_MANY),
-        };
-        let c = Criterion { reg_max: self.network.spec.reg_max, gains: self.gains, topk };
-        let loss = shown(Some(&head_loss(lossy, &batch.truths, &anchors, &c)));
-        let used = if two && end_to_end { out.one_to_one } else { out.one_to_many };
-        let used = used.expect("the head that was asked for");
-        let read = |t: Tensor<3>| t.into_data().try_to_vec::<f32>().expect("float32 outputs");
-        Inferred { boxes: read(used.boxes), scores: read(used.scores), anchors, loss }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::loss::GroundTruth;
     use crate::config::model::ModelSpec;
     use crate::model::init;
     use crate::train::optim::Algorithm;

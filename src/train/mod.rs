@@ -3,4 +3,5 @@
 mod ema;
 pub mod engine;
 pub mod optim;
+pub mod plan;
 pub mod schedule;
