@@ -15,6 +15,7 @@ mod error;
 mod predictions;
 mod results;
 mod suppress;
+mod zero_id;
 
 #[cfg(test)]
 mod coco_tests;
@@ -23,7 +24,7 @@ mod suppress_tests;
 #[cfg(test)]
 mod testing;
 
-pub use coco::{ClassMetrics, Evaluator, Metrics};
+pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use error::EvalError;
 pub use predictions::Predictions;
 pub use suppress::{SuppressConfig, end_to_end, suppress};
