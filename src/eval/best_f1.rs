@@ -210,7 +210,13 @@ mod tests {
         };
         let f1 = |c: f64| {
             let points: Vec<_> = at(c).into_iter().flatten().collect();
-            let f = |&(p, r): &(f64, f64)| if p + r > 0.0 { 2.0 * p * r / (p + r) } else { 0.0 };
+            let f = |&(p, r): &(f64, f64)| {
+                if p + r > 0.0 {
+                    2.0 * p * r / (p + r)
+                } else {
+                    0.0
+                }
+            };
             points.iter().map(f).sum::<f64>() / points.len() as f64
         };
         let raw: Vec<f64> = (0..1000).map(|i| f1(i as f64 / 999.0)).collect();
@@ -231,7 +237,9 @@ mod tests {
     fn the_operating_point_is_the_definition_read_off_naively() {
         let mut state = 7_u64;
         let mut draw = move || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) as f64 / f64::from(1_u32 << 31)
         };
         for _ in 0..20 {

@@ -16,6 +16,7 @@ mod infer;
 mod predictions;
 mod results;
 mod suppress;
+mod zero_id;
 
 #[cfg(test)]
 mod coco_tests;
@@ -24,7 +25,7 @@ mod suppress_tests;
 #[cfg(test)]
 mod testing;
 
-pub use coco::{ClassMetrics, Evaluator, Metrics};
+pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use error::EvalError;
 pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;

@@ -183,7 +183,11 @@ impl Candidate {
         // Adding zero turns -0 into 0. A negative float's bits fall as it rises, a positive one's rise, so flip
         // accordingly to get one ascending order.
         let bits = (score + 0.0).to_bits();
-        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        let ascending = if bits >> 31 == 1 {
+            !bits
+        } else {
+            bits | 1 << 31
+        };
         Self(u64::from(!ascending) << 32 | flat as u64)
     }
 
