@@ -1,0 +1,4 @@
+pub mod dataset;
+mod suggest;
+
+pub use suggest::nearest;
