@@ -16,6 +16,7 @@ mod infer;
 mod predictions;
 mod results;
 mod suppress;
+mod validate;
 mod zero_id;
 
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use error::EvalError;
 pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;
+pub use validate::{Choice, ValidateError, Validation, validate};
 pub use suppress::{SuppressConfig, end_to_end, suppress};
 
 /// One detected object.
