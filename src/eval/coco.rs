@@ -11,6 +11,7 @@ use super::best_f1::{Outcome, best_f1, match_image};
 use super::results::{CocoDetection, image_at};
 use super::{Detection, EvalError, zero_id};
 use crate::data::{ImageEntry, Split};
+use crate::report::tables::ClassRow;
 
 /// What an evaluation found. A figure of -1 does not exist (no ground truth of that kind), as in the COCO API.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +49,36 @@ pub struct ClassMetrics {
     pub ap50: f64,
     /// Average precision over IoU 0.5, 0.55, …, 0.95.
     pub ap: f64,
+}
+
+impl Metrics {
+    /// The lines of the table of classes: that of all, then one for each class.
+    pub fn rows(&self) -> (ClassRow<'_>, Vec<ClassRow<'_>>) {
+        let all = ClassRow {
+            name: "all",
+            images: self.images,
+            instances: self.instances,
+            precision: self.precision,
+            recall: self.recall,
+            ap50: self.coco[1],
+            ap: self.coco[0],
+        };
+        (all, self.per_class.iter().map(ClassMetrics::row).collect())
+    }
+}
+
+impl ClassMetrics {
+    fn row(&self) -> ClassRow<'_> {
+        ClassRow {
+            name: &self.name,
+            images: self.images,
+            instances: self.instances,
+            precision: self.precision,
+            recall: self.recall,
+            ap50: self.ap50,
+            ap: self.ap,
+        }
+    }
 }
 
 /// Collects the detections of images of one split, in any order, and scores them.

@@ -381,6 +381,24 @@ fn perfect_detections_score_one_and_what_does_not_exist_is_minus_one() {
 }
 
 #[test]
+fn the_table_has_a_line_for_all_and_one_for_each_class() {
+    let (split, detections) = drawn_set(11);
+    let metrics = evaluate(&split, &detections, 0..60).finish();
+    let (all, classes) = metrics.rows();
+    assert_eq!(
+        (all.name, all.images, all.ap50),
+        ("all", 60, metrics.coco[1])
+    );
+    assert_eq!(classes.len(), 6);
+    assert_eq!(
+        (classes[0].name, classes[0].ap),
+        ("c3", metrics.per_class[0].ap)
+    );
+    let instances: usize = classes.iter().map(|c| c.instances).sum();
+    assert_eq!(all.instances, instances);
+}
+
+#[test]
 fn detections_in_a_crowd_region_are_not_wrong() {
     let truths = vec![
         truth(1, 0, [0.0, 0.0, 200.0, 200.0], true),

@@ -135,7 +135,7 @@ fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
 
 fn check_shapes(boxes: &[f32], scores: &[f32], classes: usize) {
     assert!(
-        classes > 0 && boxes.len() % 4 == 0 && scores.len() == boxes.len() / 4 * classes,
+        classes > 0 && boxes.len().is_multiple_of(4) && scores.len() == boxes.len() / 4 * classes,
         "boxes [A, 4] of length {} and scores [A, {classes}] of length {} disagree",
         boxes.len(),
         scores.len()
