@@ -4,7 +4,7 @@ use super::outcome::{Outcome, print};
 use crate::config::Settings;
 use crate::config::model::ModelSpec;
 use crate::model::Network;
-use crate::report::table;
+use crate::report::tables::table;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     let network = Network::new(ModelSpec::resolve(&settings.model)?, settings.nc);

@@ -7,7 +7,7 @@ use crate::data::DataError;
 use crate::data::loader::LoaderError;
 use crate::eval::{EvalError, ValidateError};
 use crate::model::weights::WeightsError;
-use crate::report::RunDirError;
+use crate::report::run_dir::RunDirError;
 use std::path::PathBuf;
 
 /// Why a run ended early.

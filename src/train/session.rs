@@ -6,9 +6,10 @@ use crate::config::dataset::{DatasetYaml, SplitName};
 use crate::data::augment::AugmentConfig;
 use crate::data::loader::LoaderConfig;
 use crate::data::{DataReport, IndexOptions, Split, load_split, prepare};
-use crate::eval::{Choice, Metrics, SuppressConfig};
+use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
-use crate::report::{ClassRow, Console, write_atomic};
+use crate::report::Console;
+use crate::report::files::write_atomic;
 use std::path::Path;
 
 /// Processor cores that this process may use.
@@ -114,6 +115,11 @@ impl Data {
         for line in report.lines() {
             console.note(line);
         }
+        if which != SplitName::Train {
+            for remark in coco_api_remarks(&split) {
+                console.warn(remark);
+            }
+        }
         self.report.push(report);
         Ok(split)
     }
@@ -127,36 +133,9 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
     write_atomic(path, bytes).map_err(|source| TrainError::Write { path: path.into(), source })
 }
 
-/// The line of all classes.
-#[must_use]
-pub fn all_row(m: &Metrics) -> ClassRow<'static> {
-    ClassRow {
-        name: "all",
-        images: m.images,
-        instances: m.instances,
-        precision: m.precision,
-        recall: m.recall,
-        ap50: m.coco[1],
-        ap: m.coco[0],
-    }
-}
-
 /// Prints the table per class and the twelve COCO figures.
 pub fn print_metrics(console: &Console, m: &Metrics) {
-    let rows: Vec<ClassRow> = m
-        .per_class
-        .iter()
-        .filter(|c| c.instances > 0 || m.per_class.len() <= 20)
-        .map(|c| ClassRow {
-            name: &c.name,
-            images: c.images,
-            instances: c.instances,
-            precision: c.precision,
-            recall: c.recall,
-            ap50: c.ap50,
-            ap: c.ap,
-        })
-        .collect();
-    console.class_results(&all_row(m), &rows);
+    let (all, rows) = m.rows();
+    console.class_results(&all, &rows);
     console.coco_results(&m.coco);
 }
