@@ -157,8 +157,7 @@ pub fn probe(path: &Path) -> Result<Header, DecodeError> {
             Ok(header)
         }
         Format::Png => {
-            let header =
-                place.guarded("PNG", || Ok(place.png_decoder(&mut file)?.1))?;
+            let header = place.guarded("PNG", || Ok(place.png_decoder(&mut file)?.1))?;
             place.check_png_end(&mut file)?;
             Ok(header)
         }
@@ -405,7 +404,9 @@ impl Place<'_> {
             };
         }
         let text = error.to_string();
-        let detail = text.strip_prefix("Format error decoding Png: ").unwrap_or(&text);
+        let detail = text
+            .strip_prefix("Format error decoding Png: ")
+            .unwrap_or(&text);
         self.broken("PNG", detail.to_lowercase())
     }
 
@@ -485,7 +486,8 @@ fn jpeg_is_complete(bytes: &[u8]) -> bool {
 
 /// The name of an image format that is known and not read.
 fn other_format(start: &[u8]) -> Option<&'static str> {
-    let at = |offset: usize, magic: &[u8]| start.get(offset..).is_some_and(|s| s.starts_with(magic));
+    let at =
+        |offset: usize, magic: &[u8]| start.get(offset..).is_some_and(|s| s.starts_with(magic));
     let known: [(usize, &[u8], &str); 15] = [
         (8, b"WEBP", "WebP"),
         (0, b"GIF8", "GIF"),

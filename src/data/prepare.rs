@@ -43,10 +43,11 @@ fn generate(root: &Path, progress: &mut dyn FnMut(usize, usize)) -> io::Result<(
         name.to_string_lossy(),
         std::process::id()
     ));
-    let drawn = shapes::generate(&partial, progress).and_then(|()| match fs::rename(&partial, root) {
-        Err(_) if root.is_dir() => Ok(()),
-        moved => moved,
-    });
+    let drawn =
+        shapes::generate(&partial, progress).and_then(|()| match fs::rename(&partial, root) {
+            Err(_) if root.is_dir() => Ok(()),
+            moved => moved,
+        });
     // Our own folder, under a name that only this process uses: gone already when it was moved.
     if partial.exists() {
         fs::remove_dir_all(&partial)?;
