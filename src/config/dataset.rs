@@ -342,7 +342,9 @@ impl DatasetYaml {
         let root = self.root.display();
         match (&self.generate, &self.download) {
             (Some(Generator::Shapes), _) => {
-                format!("`generate: shapes` draws them into {root} when the folder is missing; remove or rename that folder")
+                format!(
+                    "`generate: shapes` draws them into {root} when the folder is missing; remove or rename that folder"
+                )
             }
             (None, Some(Download::Url(url))) => {
                 format!("get {url} and unpack it into {root}")
@@ -350,7 +352,10 @@ impl DatasetYaml {
             (None, Some(Download::Code { first_line })) => format!(
                 "`download` holds code (`{first_line}`), which is never executed: get the files yourself and put them into {root}"
             ),
-            (None, None) => format!("put the files into {root}, or correct `path` in {}", self.label),
+            (None, None) => format!(
+                "put the files into {root}, or correct `path` in {}",
+                self.label
+            ),
         }
     }
 }
@@ -389,14 +394,19 @@ fn ordered_names(raw: RawNames, label: &str) -> Result<Vec<String>, DatasetError
             {
                 return Err(bad(
                     format!("{class}: {name}"),
-                    format!("classes are numbered 0, 1, 2, …; {expected} is missing or given twice"),
+                    format!(
+                        "classes are numbered 0, 1, 2, …; {expected} is missing or given twice"
+                    ),
                 ));
             }
             pairs.into_iter().map(|(_, name)| name).collect()
         }
     };
     if names.is_empty() {
-        return Err(bad("[]".to_owned(), "at least one name is needed".to_owned()));
+        return Err(bad(
+            "[]".to_owned(),
+            "at least one name is needed".to_owned(),
+        ));
     }
     for (class, name) in names.iter().enumerate() {
         if name.trim().is_empty() {

@@ -43,7 +43,15 @@ mod tests {
 
     #[test]
     fn misspelt_words_find_their_known_one_and_strangers_none() {
-        let known = ["epochs", "batch", "close-mosaic", "warmup-epochs", "lr0", "lrf", "box"];
+        let known = [
+            "epochs",
+            "batch",
+            "close-mosaic",
+            "warmup-epochs",
+            "lr0",
+            "lrf",
+            "box",
+        ];
         for (word, expected) in [
             ("epoch", Some("epochs")),
             ("Epcohs", Some("epochs")),

@@ -35,10 +35,8 @@ pub fn check_box(bbox: [f64; 4], width: u32, height: u32) -> BoxCheck {
         return BoxCheck::Negative;
     }
     // A box without area may lie on the edge; beyond it by more than rounding it is outside like any other.
-    let outside = x > width + ROUNDING
-        || y > height + ROUNDING
-        || right < -ROUNDING
-        || bottom < -ROUNDING;
+    let outside =
+        x > width + ROUNDING || y > height + ROUNDING || right < -ROUNDING || bottom < -ROUNDING;
     if outside {
         return BoxCheck::Outside;
     }
@@ -88,9 +86,18 @@ mod tests {
     #[test]
     fn boxes_are_judged_as_documented() {
         let judge = |bbox| check_box(bbox, 100, 50);
-        assert_eq!(judge([10.0, 5.0, 20.0, 30.0]), BoxCheck::Fine([10.0, 5.0, 30.0, 35.0]));
-        assert_eq!(judge([0.0, 0.0, 100.0, 50.0]), BoxCheck::Fine([0.0, 0.0, 100.0, 50.0]));
-        assert_eq!(judge([-0.01, 0.0, 100.015, 50.0]), BoxCheck::Fine([0.0, 0.0, 100.0, 50.0]));
+        assert_eq!(
+            judge([10.0, 5.0, 20.0, 30.0]),
+            BoxCheck::Fine([10.0, 5.0, 30.0, 35.0])
+        );
+        assert_eq!(
+            judge([0.0, 0.0, 100.0, 50.0]),
+            BoxCheck::Fine([0.0, 0.0, 100.0, 50.0])
+        );
+        assert_eq!(
+            judge([-0.01, 0.0, 100.015, 50.0]),
+            BoxCheck::Fine([0.0, 0.0, 100.0, 50.0])
+        );
         assert_eq!(
             judge([90.0, 40.0, 12.0, 13.0]),
             BoxCheck::Overhang([90.0, 40.0, 100.0, 50.0], 3.0)

@@ -108,9 +108,13 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T, DataError> 
         let text = error.to_string();
         let place = format!(" at line {} column {}", error.line(), error.column());
         let mut reason = text.strip_suffix(&place).unwrap_or(&text).to_owned();
-        let line = bytes.split(|b| *b == b'\n').nth(error.line().saturating_sub(1));
+        let line = bytes
+            .split(|b| *b == b'\n')
+            .nth(error.line().saturating_sub(1));
         let before = line.and_then(|line| line.get(error.column().saturating_sub(8)..));
-        let near = before.map(|rest| &rest[..rest.len().min(16)]).unwrap_or_default();
+        let near = before
+            .map(|rest| &rest[..rest.len().min(16)])
+            .unwrap_or_default();
         let near = String::from_utf8_lossy(near);
         if near.contains("NaN") || near.contains("Infinity") {
             reason.push_str("; NaN and Infinity are not JSON");
@@ -407,7 +411,9 @@ impl<'de> Deserialize<'de> for PolygonPart {
                 Ok(PolygonPart::Number(Some(value)))
             }
             fn visit_str<E>(self, value: &str) -> Result<PolygonPart, E> {
-                Ok(PolygonPart::Number(Scalar::Text(value.to_owned()).as_number()))
+                Ok(PolygonPart::Number(
+                    Scalar::Text(value.to_owned()).as_number(),
+                ))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PolygonPart, A::Error> {
                 ScalarVisitor.visit_map(map)?;
@@ -556,7 +562,9 @@ mod tests {
         assert_eq!(id("\"000000000139\""), Some(139));
         assert_eq!(id("18446744073709551615"), Some(u64::MAX));
         assert_eq!(id("908800474295"), Some(908_800_474_295));
-        for bad in ["7.5", "-1", "\"abc\"", "\"7.5\"", "null", "[7]", "{}", "true", "1e300"] {
+        for bad in [
+            "7.5", "-1", "\"abc\"", "\"7.5\"", "null", "[7]", "{}", "true", "1e300",
+        ] {
             assert_eq!(id(bad), None, "{bad}");
         }
     }
@@ -574,7 +582,10 @@ mod tests {
         let bbox = |json: &str| annotation(&format!("{{\"bbox\": {json}}}")).bbox;
         assert_eq!(bbox("[]"), BoxField::Missing);
         assert_eq!(bbox("null"), BoxField::Missing);
-        assert_eq!(bbox("[1, 2.5, 3, \"4\"]"), BoxField::Box([1.0, 2.5, 3.0, 4.0]));
+        assert_eq!(
+            bbox("[1, 2.5, 3, \"4\"]"),
+            BoxField::Box([1.0, 2.5, 3.0, 4.0])
+        );
         assert_eq!(bbox("[1, 2, 3]"), BoxField::Bad("[1, 2, 3]".to_owned()));
         assert_eq!(
             bbox("[1, null, 3, 4]"),
@@ -592,7 +603,10 @@ mod tests {
             extent("[[1, 2, 5, 2, 5, 9.5], [0, 3, 2, 3, 2, 4]]"),
             Extent::Box([0.0, 2.0, 5.0, 7.5])
         );
-        assert_eq!(extent("[1, 2, 5, 2, 5, 9]"), Extent::Box([1.0, 2.0, 4.0, 7.0]));
+        assert_eq!(
+            extent("[1, 2, 5, 2, 5, 9]"),
+            Extent::Box([1.0, 2.0, 4.0, 7.0])
+        );
         assert!(matches!(extent("[[1, 2, 3]]"), Extent::Bad(_)));
         assert!(matches!(extent("[[1, 2], [3]]"), Extent::Bad(_)));
         assert_eq!(
@@ -600,8 +614,14 @@ mod tests {
             Extent::Box([0.0, 0.0, 2.0, 10.0])
         );
         assert_eq!(extent(r#"{"size": [10, 5], "counts": [50]}"#), Extent::None);
-        assert!(matches!(extent(r#"{"counts": [0, 99], "size": [10, 5]}"#), Extent::Bad(_)));
+        assert!(matches!(
+            extent(r#"{"counts": [0, 99], "size": [10, 5]}"#),
+            Extent::Bad(_)
+        ));
         assert!(matches!(extent(r#"{"counts": [0, 9]}"#), Extent::Bad(_)));
-        assert!(matches!(extent(r#"{"counts": [0, 9], "size": null}"#), Extent::Bad(_)));
+        assert!(matches!(
+            extent(r#"{"counts": [0, 9], "size": null}"#),
+            Extent::Bad(_)
+        ));
     }
 }

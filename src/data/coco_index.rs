@@ -26,7 +26,12 @@ pub(crate) fn index(
     let file = coco::read(path)?;
     let shown = path.display().to_string();
     let mut report = SplitReport::new(context.which.key(), "COCO JSON", shown.clone());
-    let classes = Classes::select(context, path, file.categories.unwrap_or_default(), &mut report)?;
+    let classes = Classes::select(
+        context,
+        path,
+        file.categories.unwrap_or_default(),
+        &mut report,
+    )?;
     let entries = read_images(
         context,
         path,
@@ -73,7 +78,9 @@ pub(crate) fn index(
         }
         images.push(entry);
     }
-    let oriented = oriented.as_ref().map(|(count, name)| (*count, name.as_str()));
+    let oriented = oriented
+        .as_ref()
+        .map(|(count, name)| (*count, name.as_str()));
     report.findings.extend(context.oriented(oriented));
     Ok(Draft {
         split: Split {
@@ -133,7 +140,9 @@ impl Classes {
                     return Err(DataError::Category {
                         path: path.to_path_buf(),
                         value: name.clone(),
-                        reason: format!("`names` selects it, but ids {id} and {other} both have this name"),
+                        reason: format!(
+                            "`names` selects it, but ids {id} and {other} both have this name"
+                        ),
                     });
                 }
                 classes.push(name.clone(), *id);
@@ -152,7 +161,9 @@ impl Classes {
             });
         }
         match training_categories(context, path)? {
-            None => own.into_iter().for_each(|(id, name)| classes.push(name, id)),
+            None => own
+                .into_iter()
+                .for_each(|(id, name)| classes.push(name, id)),
             Some((file, of_training)) => {
                 for (their_id, name) in of_training {
                     let id = match own.iter().find(|(_, own)| *own == name) {
@@ -267,18 +278,27 @@ fn read_images(
     let mut names: HashSet<String> = HashSet::with_capacity(images.len());
     for (index, image) in images.into_iter().enumerate() {
         let mut malformed = |value: String, reason: &str| {
-            let mut finding =
-                Finding::new(FindingKind::MalformedImageEntry, format!("{shown}, images"), reason)
-                    .value(value);
+            let mut finding = Finding::new(
+                FindingKind::MalformedImageEntry,
+                format!("{shown}, images"),
+                reason,
+            )
+            .value(value);
             finding.index = Some(index);
             report.findings.push(context.bad_image(finding));
         };
         let Some(id) = image.id.as_id() else {
-            malformed(format!("id: {}", image.id), "the id is not a whole number from 0");
+            malformed(
+                format!("id: {}", image.id),
+                "the id is not a whole number from 0",
+            );
             continue;
         };
         let Some(file_name) = image.file_name.as_text().filter(|name| !name.is_empty()) else {
-            malformed(format!("file_name: {}", image.file_name), "the image has no file name");
+            malformed(
+                format!("file_name: {}", image.file_name),
+                "the image has no file name",
+            );
             continue;
         };
         if let Some(&first) = by_id.get(&id) {
@@ -292,17 +312,25 @@ fn read_images(
                 });
             }
             report.findings.push(
-                Finding::new(FindingKind::DuplicateImage, shown, "the image is listed twice with the same id; it is taken once")
-                    .value(file_name)
-                    .done(Action::LeftOut),
+                Finding::new(
+                    FindingKind::DuplicateImage,
+                    shown,
+                    "the image is listed twice with the same id; it is taken once",
+                )
+                .value(file_name)
+                .done(Action::LeftOut),
             );
             continue;
         }
         if !names.insert(file_name.clone()) {
             report.findings.push(
-                Finding::new(FindingKind::DuplicateImage, shown, "the image is listed under two ids")
-                    .value(file_name.clone())
-                    .done(Action::Kept),
+                Finding::new(
+                    FindingKind::DuplicateImage,
+                    shown,
+                    "the image is listed under two ids",
+                )
+                .value(file_name.clone())
+                .done(Action::Kept),
             );
         }
         let size = match (image.width.as_id(), image.height.as_id()) {
@@ -388,10 +416,12 @@ impl Finder {
 
 /// Where images of `dir/instances_train2017.json` are looked for, in order: `dir`, `dir/images`,
 /// `root/images`, `root`, `dir/../images`, and below `dir/..`, `dir/../images`, `root` and `root/images` the
-/// folders `instances_train2017` and `train2017` (the file's name, and what follows its first `_`).
+/// folders `instances_train2017` and `train2017` (the file's name, and what follows its last `_`).
 fn folders(root: &Path, json: &Path) -> Vec<PathBuf> {
     let dir = json.parent().unwrap_or(Path::new(""));
-    let above = dir.parent().map_or_else(|| dir.join(".."), Path::to_path_buf);
+    let above = dir
+        .parent()
+        .map_or_else(|| dir.join(".."), Path::to_path_buf);
     let mut folders = vec![
         dir.to_path_buf(),
         dir.join("images"),
@@ -400,7 +430,7 @@ fn folders(root: &Path, json: &Path) -> Vec<PathBuf> {
         above.join("images"),
     ];
     let stem = json.file_stem().unwrap_or_default().to_string_lossy();
-    let short = stem.split_once('_').map(|(_, rest)| rest);
+    let short = stem.rsplit_once('_').map(|(_, rest)| rest);
     for name in [Some(&*stem), short].into_iter().flatten() {
         folders.extend([
             above.join(name),
@@ -449,9 +479,12 @@ fn assign<'a>(
                 let id = next_free;
                 next_free = next_free.saturating_add(1);
                 report.findings.push(
-                    at_index(FindingKind::NoAnnotationId, "the annotation has no id; it gets the next free one")
-                        .value(id.to_string())
-                        .done(Action::Kept),
+                    at_index(
+                        FindingKind::NoAnnotationId,
+                        "the annotation has no id; it gets the next free one",
+                    )
+                    .value(id.to_string())
+                    .done(Action::Kept),
                 );
                 id
             }
@@ -468,15 +501,21 @@ fn assign<'a>(
         };
         if !seen.insert(id) {
             report.findings.push(
-                with_id(Finding::new(
-                    FindingKind::DuplicateAnnotationId,
-                    shown,
-                    "another annotation has the same id",
-                ), id)
+                with_id(
+                    Finding::new(
+                        FindingKind::DuplicateAnnotationId,
+                        shown,
+                        "another annotation has the same id",
+                    ),
+                    id,
+                )
                 .done(Action::Kept),
             );
         }
-        let image = annotation.image_id.as_id().and_then(|image| by_id.get(&image));
+        let image = annotation
+            .image_id
+            .as_id()
+            .and_then(|image| by_id.get(&image));
         let Some(&image) = image else {
             let reason = "no image has this id";
             let finding = Finding::new(FindingKind::UnknownImage, shown, reason)
@@ -664,3 +703,7 @@ fn read_box(annotation: &CocoAnnotation) -> Result<BoxOf, (String, String)> {
     };
     Ok(BoxOf { bbox, area, crowd })
 }
+
+#[cfg(test)]
+#[path = "coco_index_tests.rs"]
+mod tests;

@@ -157,8 +157,7 @@ pub fn probe(path: &Path) -> Result<Header, DecodeError> {
             Ok(header)
         }
         Format::Png => {
-            let header =
-                place.guarded("PNG", || Ok(place.png_decoder(&mut file)?.1))?;
+            let header = place.guarded("PNG", || Ok(place.png_decoder(&mut file)?.1))?;
             place.check_png_end(&mut file)?;
             Ok(header)
         }
@@ -308,7 +307,7 @@ impl Place<'_> {
             DecodeErrors::ExhaustedData | DecodeErrors::IoErrors(_) => {
                 self.truncated("JPEG", "it ends within its header")
             }
-            other => self.broken("JPEG", other),
+            other => self.broken("JPEG", zune_reason(&other)),
         })?;
         let (width, height) = decoder
             .dimensions()
@@ -330,7 +329,7 @@ impl Place<'_> {
         let mut pixels = vec![0; width * height * 3];
         decoder
             .decode_into(&mut pixels)
-            .map_err(|error| self.broken("JPEG", error))?;
+            .map_err(|error| self.broken("JPEG", zune_reason(&error)))?;
         Ok(turn_upright(width, height, pixels, header.orientation))
     }
 
@@ -405,8 +404,14 @@ impl Place<'_> {
             };
         }
         let text = error.to_string();
-        let detail = text.strip_prefix("Format error decoding Png: ").unwrap_or(&text);
-        self.broken("PNG", detail.to_lowercase())
+        // The decoder's text prints a damaged chunk's name byte by byte.
+        if text.contains("ChunkType {") {
+            return self.broken("PNG", "its chunks are damaged or out of order");
+        }
+        self.broken(
+            "PNG",
+            text.trim_start_matches("Format error decoding Png: "),
+        )
     }
 
     /// Looks for the end chunk at the file's end, and only if it is not there, along the chunks.
@@ -436,6 +441,11 @@ impl Place<'_> {
             at = next;
         }
     }
+}
+
+/// The JPEG decoder's message; some variants print it in quotes.
+fn zune_reason(error: &zune_jpeg::errors::DecodeErrors) -> String {
+    error.to_string().trim_matches('"').to_owned()
 }
 
 fn size((width, height): (u32, u32)) -> (usize, usize) {
@@ -485,7 +495,8 @@ fn jpeg_is_complete(bytes: &[u8]) -> bool {
 
 /// The name of an image format that is known and not read.
 fn other_format(start: &[u8]) -> Option<&'static str> {
-    let at = |offset: usize, magic: &[u8]| start.get(offset..).is_some_and(|s| s.starts_with(magic));
+    let at =
+        |offset: usize, magic: &[u8]| start.get(offset..).is_some_and(|s| s.starts_with(magic));
     let known: [(usize, &[u8], &str); 15] = [
         (8, b"WEBP", "WebP"),
         (0, b"GIF8", "GIF"),

@@ -28,10 +28,26 @@ fn small() -> image::RgbImage {
 fn every_png_sample_type_becomes_rgb_with_alpha_dropped_and_the_high_byte_kept() {
     let rgb16 = |v: u16| image::Rgb([v, v ^ 0x0f0f, 0xffff - v]);
     let cases: Vec<(&str, DynamicImage, [u8; 3])> = vec![
-        ("rgb8", image::RgbImage::from_pixel(2, 2, image::Rgb([1, 2, 3])).into(), [1, 2, 3]),
-        ("rgba8", image::RgbaImage::from_pixel(2, 2, image::Rgba([1, 2, 3, 0])).into(), [1, 2, 3]),
-        ("l8", image::GrayImage::from_pixel(2, 2, image::Luma([7])).into(), [7; 3]),
-        ("la8", image::GrayAlphaImage::from_pixel(2, 2, image::LumaA([7, 9])).into(), [7; 3]),
+        (
+            "rgb8",
+            image::RgbImage::from_pixel(2, 2, image::Rgb([1, 2, 3])).into(),
+            [1, 2, 3],
+        ),
+        (
+            "rgba8",
+            image::RgbaImage::from_pixel(2, 2, image::Rgba([1, 2, 3, 0])).into(),
+            [1, 2, 3],
+        ),
+        (
+            "l8",
+            image::GrayImage::from_pixel(2, 2, image::Luma([7])).into(),
+            [7; 3],
+        ),
+        (
+            "la8",
+            image::GrayAlphaImage::from_pixel(2, 2, image::LumaA([7, 9])).into(),
+            [7; 3],
+        ),
         (
             "l16",
             DynamicImage::ImageLuma16(image::ImageBuffer::from_pixel(2, 2, image::Luma([0x12ff]))),
@@ -87,7 +103,11 @@ fn our_orientations_equal_those_of_the_image_crate() {
         expected.apply_orientation(Orientation::from_exif(orientation).unwrap());
         let ours = turn_upright(3, 2, image.clone().into_raw(), orientation);
         assert_eq!(ours.width as u32, expected.width());
-        assert_eq!(ours.pixels, expected.into_rgb8().into_raw(), "{orientation}");
+        assert_eq!(
+            ours.pixels,
+            expected.into_rgb8().into_raw(),
+            "{orientation}"
+        );
     }
 }
 
@@ -105,7 +125,10 @@ fn an_exif_rotation_exchanges_the_sides_in_header_and_pixels() {
     );
     assert_eq!(read_header(&path).unwrap(), (16, 32));
     let rgb = read_rgb(&path).unwrap();
-    assert_eq!((rgb.width, rgb.height, rgb.pixels.len()), (16, 32, 16 * 32 * 3));
+    assert_eq!(
+        (rgb.width, rgb.height, rgb.pixels.len()),
+        (16, 32, 16 * 32 * 3)
+    );
 }
 
 #[test]
@@ -123,11 +146,16 @@ fn files_that_are_no_usable_image_say_what_they_are() {
         let path = folder.path().join("x.jpg");
         fs::write(&path, bytes).unwrap();
         let header = read_header(&path).unwrap_err().reason();
-        assert_eq!(read_rgb(&path).unwrap_err().reason(), header);
+        let whole = read_rgb(&path).unwrap_err().reason();
+        let kind = |text: &str| text.split(':').next().unwrap().to_owned();
+        assert_eq!(kind(&whole), kind(&header));
         header
     };
     assert_eq!(message(b""), "the file is empty");
-    assert_eq!(message(b"<html>"), "not an image file (it begins with 3c 68 74 6d 6c 3e)");
+    assert_eq!(
+        message(b"<html>"),
+        "not an image file (it begins with 3c 68 74 6d 6c 3e)"
+    );
     assert!(message(b"RIFF\x10\0\0\0WEBPVP8 ").starts_with("WebP files are not read yet"));
     assert!(message(b"BM123456").starts_with("BMP files"));
     assert!(message(b"GIF89a").starts_with("GIF files"));
@@ -135,8 +163,15 @@ fn files_that_are_no_usable_image_say_what_they_are() {
     assert!(message(b"\xff\xd8\xff\xd9").contains("JPEG"));
     assert!(message(&PNG_SIGNATURE).starts_with("truncated PNG"));
     let missing = read_header(&folder.path().join("none.jpg")).unwrap_err();
-    assert!(missing.to_string().contains("none.jpg: cannot be read: No such file"));
-    assert!(matches!(read_rgb(folder.path()), Err(DecodeError::Io { .. })));
+    assert!(
+        missing
+            .to_string()
+            .contains("none.jpg: cannot be read: No such file")
+    );
+    assert!(matches!(
+        read_rgb(folder.path()),
+        Err(DecodeError::Io { .. })
+    ));
 }
 
 #[test]
@@ -148,7 +183,10 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_they_are_taken() {
     let crc = crc32(&bytes[12..29]);
     bytes[29..33].copy_from_slice(&crc.to_be_bytes());
     fs::write(&path, bytes).unwrap();
-    for error in [read_header(&path).unwrap_err(), read_rgb(&path).unwrap_err()] {
+    for error in [
+        read_header(&path).unwrap_err(),
+        read_rgb(&path).unwrap_err(),
+    ] {
         assert_eq!(
             error.reason(),
             "60000 x 60000 pixels is more than the 16384 a side that is decoded"
@@ -161,7 +199,10 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_they_are_taken() {
     let sof = bytes.windows(2).position(|w| w == [0xff, 0xc0]).unwrap();
     bytes[sof + 5..sof + 9].copy_from_slice(&[0xff, 0xff, 0xff, 0xff]);
     fs::write(&path, bytes).unwrap();
-    for error in [read_header(&path).unwrap_err(), read_rgb(&path).unwrap_err()] {
+    for error in [
+        read_header(&path).unwrap_err(),
+        read_rgb(&path).unwrap_err(),
+    ] {
         assert!(matches!(error, DecodeError::TooLarge { .. }), "{error}");
     }
 }
@@ -237,25 +278,34 @@ fn difference(a: &Rgb, b: &Rgb) -> f64 {
 
 #[test]
 fn hopper_looks_the_same_in_all_orientations_shared() {
-    let Some(upright) = nasty("hopper.jpg") else { return };
+    let Some(upright) = nasty("hopper.jpg") else {
+        return;
+    };
     let upright = read_rgb(&upright).unwrap();
     for orientation in 2..=8 {
         let path = nasty(&format!("hopper_orientation_{orientation}.jpg")).unwrap();
         assert_eq!(probe(&path).unwrap().orientation, orientation);
         let turned = read_rgb(&path).unwrap();
-        let difference = difference(&upright, &turned);
-        assert!(difference < 4.0, "{orientation}: {difference}");
+        // The copies are compressed anew; a wrong turn differs by tens.
+        let wrong = turn_upright(turned.width, turned.height, turned.pixels.clone(), 2);
+        assert!(difference(&upright, &turned) < 8.0, "{orientation}");
+        assert!(difference(&upright, &wrong) > 25.0, "{orientation}");
     }
 }
 
 #[test]
 fn cmyk_and_grey_have_the_colours_that_other_readers_see_shared() {
-    let Some(cmyk) = nasty("pil_sample_cmyk.jpg") else { return };
+    let Some(cmyk) = nasty("pil_sample_cmyk.jpg") else {
+        return;
+    };
     // Pillow's own test of this file: red in the first corner, black in the last.
     let rgb = read_rgb(&cmyk).unwrap();
     let first = &rgb.pixels[..3];
     let last = &rgb.pixels[rgb.pixels.len() - 3..];
-    assert!(first[0] > 200 && first[1] < 60 && first[2] < 60, "{first:?}");
+    assert!(
+        first[0] > 200 && first[1] < 60 && first[2] < 60,
+        "{first:?}"
+    );
     assert!(last.iter().all(|&v| v < 40), "{last:?}");
     let grey = read_rgb(&nasty("hopper_gray.jpg").unwrap()).unwrap();
     assert!(grey.pixels.chunks(3).all(|p| p[0] == p[1] && p[1] == p[2]));
@@ -267,7 +317,9 @@ fn cmyk_and_grey_have_the_colours_that_other_readers_see_shared() {
 /// What is expected of every file of the folder.
 #[test]
 fn every_nasty_image_decodes_or_is_refused_by_its_name_shared() {
-    let Some(folder) = shared("data/nasty/images") else { return };
+    let Some(folder) = shared("data/nasty/images") else {
+        return;
+    };
     let mut files: Vec<PathBuf> = fs::read_dir(&folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -292,12 +344,21 @@ fn every_nasty_image_decodes_or_is_refused_by_its_name_shared() {
             assert!(error.to_string().contains(&file), "{error}");
         }
         if let (Ok((width, height)), Ok(rgb)) = (&header, &rgb) {
-            assert_eq!((rgb.width, rgb.height), (*width as usize, *height as usize), "{file}");
+            assert_eq!(
+                (rgb.width, rgb.height),
+                (*width as usize, *height as usize),
+                "{file}"
+            );
         }
-        let is_read = ["jpg", "png"].iter().any(|e| path.extension().unwrap() == *e);
+        let is_read = ["jpg", "png"]
+            .iter()
+            .any(|e| path.extension().unwrap() == *e);
         let refused = ["truncated", "broken.png", "broken_data_stream"];
         if !is_read {
-            assert!(matches!(rgb, Err(DecodeError::Unsupported { .. })), "{file}");
+            assert!(
+                matches!(rgb, Err(DecodeError::Unsupported { .. })),
+                "{file}"
+            );
         } else if refused.iter().any(|part| file.contains(part)) {
             let error = rgb.expect_err(&file).to_string();
             if file.contains("truncated") {

@@ -232,7 +232,11 @@ impl Context<'_> {
             if source.kind() == std::io::ErrorKind::NotFound);
         let file = error.path().display().to_string();
         self.bad_image(if missing {
-            Finding::new(FindingKind::MissingImage, file, "the image file is not there")
+            Finding::new(
+                FindingKind::MissingImage,
+                file,
+                "the image file is not there",
+            )
         } else {
             Finding::new(FindingKind::UnreadableImage, file, error.reason())
         })
@@ -352,7 +356,9 @@ fn finish(
         report.findings.push(Finding::new(
             FindingKind::NoLabels,
             report.source.clone(),
-            format!("not one box in this split: figures will be undefined; looked for {looked_for}"),
+            format!(
+                "not one box in this split: figures will be undefined; looked for {looked_for}"
+            ),
         ));
     }
     report.count_findings();

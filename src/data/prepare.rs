@@ -19,17 +19,19 @@ pub fn prepare(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), DataError> {
     match yaml.generate {
-        Some(Generator::Shapes) if !yaml.root.exists() => {
-            generate(&yaml.root, progress).map_err(|source| DataError::Generate {
-                path: yaml.root.clone(),
-                source,
-            })
-        }
+        Some(Generator::Shapes) if !yaml.root.exists() => generate(&yaml.root, |dir| {
+            shapes::generate(dir, progress)
+        })
+        .map_err(|source| DataError::Generate {
+            path: yaml.root.clone(),
+            source,
+        }),
         _ => Ok(()),
     }
 }
 
-fn generate(root: &Path, progress: &mut dyn FnMut(usize, usize)) -> io::Result<()> {
+/// Runs `draw` on a folder beside `root` and moves that there.
+fn generate(root: &Path, draw: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let name = root
         .file_name()
         .ok_or_else(|| io::Error::other("`path` names no folder"))?;
@@ -43,7 +45,7 @@ fn generate(root: &Path, progress: &mut dyn FnMut(usize, usize)) -> io::Result<(
         name.to_string_lossy(),
         std::process::id()
     ));
-    let drawn = shapes::generate(&partial, progress).and_then(|()| match fs::rename(&partial, root) {
+    let drawn = draw(&partial).and_then(|()| match fs::rename(&partial, root) {
         Err(_) if root.is_dir() => Ok(()),
         moved => moved,
     });
@@ -52,4 +54,81 @@ fn generate(root: &Path, progress: &mut dyn FnMut(usize, usize)) -> io::Result<(
         fs::remove_dir_all(&partial)?;
     }
     drawn
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::test_support::write;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn only_a_missing_generated_set_is_drawn_and_nothing_else_is_left_or_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path();
+        write(
+            &work.join("d.yaml"),
+            "path: deep/set\ntrain: images/train\ngenerate: shapes\n",
+        );
+        write(&work.join("datasets/deep/set/mine.txt"), "kept");
+        let yaml = DatasetYaml::load_in("d.yaml", work).unwrap();
+        prepare(&yaml, &mut |_, _| panic!("nothing is to be drawn")).unwrap();
+        assert_eq!(names(&yaml.root), ["mine.txt"]);
+
+        write(&work.join("e.yaml"), "path: e\ntrain: images\nnames: [a]\n");
+        let plain = DatasetYaml::load_in("e.yaml", work).unwrap();
+        prepare(&plain, &mut |_, _| panic!("nothing is to be drawn")).unwrap();
+        assert!(!plain.root.exists());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path();
+        write(&work.join("datasets"), "a file");
+        let yaml = DatasetYaml::load_in("shapes", work).unwrap();
+        let error = prepare(&yaml, &mut |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("datasets/shapes: "), "{error}");
+        assert_eq!(names(work), ["datasets"]);
+    }
+
+    #[test]
+    fn the_set_is_moved_to_its_place_when_complete() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("datasets/shapes");
+        let draw = |dir: &Path| {
+            assert!(!root.exists());
+            write(&dir.join("images/train/a.txt"), "a");
+            Ok(())
+        };
+        generate(&root, draw).unwrap();
+        assert_eq!(names(root.parent().unwrap()), ["shapes"]);
+        assert_eq!(names(&root), ["images"]);
+
+        let other = folder.path().join("datasets/other");
+        let fail = |dir: &Path| {
+            write(&dir.join("half"), "");
+            Err(io::Error::other("disk full"))
+        };
+        assert!(generate(&other, fail).is_err());
+        assert_eq!(names(root.parent().unwrap()), ["shapes"]);
+
+        // Another process was faster: its set is used.
+        let late = folder.path().join("datasets/late");
+        let raced = |dir: &Path| {
+            write(&dir.join("ours"), "");
+            write(&late.join("theirs"), "");
+            Ok(())
+        };
+        generate(&late, raced).unwrap();
+        assert_eq!(names(&late), ["theirs"]);
+    }
 }

@@ -137,7 +137,11 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(kind: FindingKind, file: impl Into<String>, reason: impl Into<String>) -> Self {
+    pub(crate) fn new(
+        kind: FindingKind,
+        file: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Self {
         Self {
             severity: Severity::Warning,
             kind,
@@ -298,7 +302,11 @@ impl SplitReport {
         let left_out = |what: &str, counts: &BTreeMap<String, usize>| {
             let total: usize = counts.values().sum();
             let names: Vec<&str> = counts.keys().take(5).map(String::as_str).collect();
-            let more = if counts.len() > names.len() { ", …" } else { "" };
+            let more = if counts.len() > names.len() {
+                ", …"
+            } else {
+                ""
+            };
             format!(
                 "{}: {total} annotations of {} {what} are left out ({}{more})",
                 self.split,

@@ -18,7 +18,10 @@ pub fn unpack(text: &str) -> Result<Vec<u64>, String> {
         loop {
             let digit = byte.wrapping_sub(48);
             if digit > 63 || shift > 50 {
-                return Err(format!("the mask's counts hold an unusable `{}`", byte as char));
+                return Err(format!(
+                    "the mask's counts hold an unusable `{}`",
+                    byte as char
+                ));
             }
             value |= i64::from(digit & 0x1f) << shift;
             shift += 5;
@@ -108,7 +111,11 @@ mod tests {
             loop {
                 let mut digit = (value & 0x1f) as u8;
                 value >>= 5;
-                let more = if digit & 0x10 != 0 { value != -1 } else { value != 0 };
+                let more = if digit & 0x10 != 0 {
+                    value != -1
+                } else {
+                    value != 0
+                };
                 if more {
                     digit |= 0x20;
                 }

@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn rows_of_every_harmless_dialect_are_read() {
-        let text = b"\xef\xbb\xbf0 0.5 0.5 0.25 0.5\r\n\r\n1\t0.1\t0.2\t0.1\t0.1\r\n  \n2.0 .5 5e-1 1 1";
+        let text =
+            b"\xef\xbb\xbf0 0.5 0.5 0.25 0.5\r\n\r\n1\t0.1\t0.2\t0.1\t0.1\r\n  \n2.0 .5 5e-1 1 1";
         let (rows, bad) = parse(text, 3);
         assert_eq!(bad, []);
         let lines: Vec<_> = rows.iter().map(|(line, row)| (*line, row.class)).collect();
@@ -262,7 +263,10 @@ mod tests {
         };
         assert_eq!(
             paths("/d/images/set/images/train/a.b.jpg"),
-            ["/d/images/set/labels/train/a.b.txt", "/d/images/set/images/train/a.b.txt"]
+            [
+                "/d/images/set/labels/train/a.b.txt",
+                "/d/images/set/images/train/a.b.txt"
+            ]
         );
         assert_eq!(paths("d/train/a.jpg"), ["d/train/a.txt"]);
         assert_eq!(paths("images"), ["images.txt"]);

@@ -77,7 +77,9 @@ pub(crate) fn index(context: &Context, entries: &[PathBuf]) -> Result<Draft, Dat
         }
         images.push(entry);
     }
-    let oriented = oriented.as_ref().map(|(count, name)| (*count, name.as_str()));
+    let oriented = oriented
+        .as_ref()
+        .map(|(count, name)| (*count, name.as_str()));
     report.findings.extend(context.oriented(oriented));
 
     let looked_for = looked_for(context, &chosen, entries, label_files);
@@ -107,11 +109,8 @@ fn read_image(context: &Context, id: u64, listed: &Listed, classes: usize) -> Ou
         Err(error) => {
             let mut finding = context.unreadable(&error);
             if let Some((list, line)) = &listed.by {
-                finding.reason = format!(
-                    "{} (listed in {}:{line})",
-                    finding.reason,
-                    list.display()
-                );
+                finding.reason =
+                    format!("{} (listed in {}:{line})", finding.reason, list.display());
             }
             outcome.findings.push(finding);
             return outcome;
@@ -227,7 +226,10 @@ fn first_json(folder: &Path) -> Option<PathBuf> {
     let mut found: Vec<PathBuf> = fs::read_dir(folder)
         .ok()?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "json")
+        })
         .collect();
     found.sort();
     found.into_iter().next()
