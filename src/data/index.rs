@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::check::{BoxCheck, Seen, check_box};
 use super::decode::{DecodeError, Header, probe, read_rgb};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
-use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco_index, yolo_index};
+use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, yolo_index};
 use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
 
 /// How a split is read.
@@ -92,7 +92,7 @@ pub fn load_split(
         Located::Coco {
             annotations,
             images,
-        } => coco_index::index(&context, annotations, images.as_deref()),
+        } => coco::index(&context, annotations, images.as_deref()),
         Located::Yolo(entries) => yolo_index::index(&context, entries),
     })?;
     finish(&context, draft, options)

@@ -1,4 +1,4 @@
-//! YOLO txt splits and what all formats share. COCO files: `coco_index_tests.rs`.
+//! YOLO txt splits and what all formats share. COCO files: `coco/tests.rs`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -4,13 +4,11 @@
 
 mod check;
 mod coco;
-mod coco_index;
 pub mod decode;
 mod error;
 mod index;
 pub mod prepare;
 pub mod report;
-mod rle;
 pub mod shapes;
 mod source;
 #[cfg(test)]

@@ -1,16 +1,12 @@
 //! What has to happen before a data set's files are looked at: the generated set is drawn once.
 
-use std::fs;
-use std::io;
-use std::path::Path;
-
 use super::{DataError, shapes};
 use crate::config::dataset::{DatasetYaml, Generator};
 
 /// Draws the data set of `generate: shapes` into its folder if that is missing; otherwise does nothing.
 ///
-/// `progress` is called with the images done and their total. The set is drawn beside its place and moved
-/// there when complete, so that an interrupted run leaves no half of it.
+/// `progress` is called with the images done and their total. An interrupted run leaves no half of the set:
+/// it gets its name when it is complete.
 ///
 /// # Errors
 /// [`DataError::Generate`] when files cannot be written.
@@ -19,45 +15,20 @@ pub fn prepare(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), DataError> {
     match yaml.generate {
-        Some(Generator::Shapes) if !yaml.root.exists() => generate(&yaml.root, |dir| {
-            shapes::generate(dir, progress)
-        })
-        .map_err(|source| DataError::Generate {
-            path: yaml.root.clone(),
-            source,
-        }),
+        Some(Generator::Shapes) if !yaml.root.exists() => shapes::generate(&yaml.root, progress)
+            .map_err(|source| DataError::Generate {
+                path: yaml.root.clone(),
+                source,
+            }),
         _ => Ok(()),
     }
 }
 
-/// Runs `draw` on a folder beside `root` and moves that there.
-fn generate(root: &Path, draw: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let name = root
-        .file_name()
-        .ok_or_else(|| io::Error::other("`path` names no folder"))?;
-    let parent = root.parent().unwrap_or(Path::new(""));
-    if !parent.as_os_str().is_empty() {
-        fs::create_dir_all(parent)?;
-    }
-    // The process id keeps two runs that start at once apart; the one that ends later finds the set there.
-    let partial = parent.join(format!(
-        ".{}.partial-{}",
-        name.to_string_lossy(),
-        std::process::id()
-    ));
-    let drawn = draw(&partial).and_then(|()| match fs::rename(&partial, root) {
-        Err(_) if root.is_dir() => Ok(()),
-        moved => moved,
-    });
-    // Our own folder, under a name that only this process uses: gone already when it was moved.
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    drawn
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
     use super::*;
     use crate::data::test_support::write;
 
@@ -98,37 +69,5 @@ mod tests {
         let error = prepare(&yaml, &mut |_, _| {}).unwrap_err().to_string();
         assert!(error.contains("datasets/shapes: "), "{error}");
         assert_eq!(names(work), ["datasets"]);
-    }
-
-    #[test]
-    fn the_set_is_moved_to_its_place_when_complete() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("datasets/shapes");
-        let draw = |dir: &Path| {
-            assert!(!root.exists());
-            write(&dir.join("images/train/a.txt"), "a");
-            Ok(())
-        };
-        generate(&root, draw).unwrap();
-        assert_eq!(names(root.parent().unwrap()), ["shapes"]);
-        assert_eq!(names(&root), ["images"]);
-
-        let other = folder.path().join("datasets/other");
-        let fail = |dir: &Path| {
-            write(&dir.join("half"), "");
-            Err(io::Error::other("disk full"))
-        };
-        assert!(generate(&other, fail).is_err());
-        assert_eq!(names(root.parent().unwrap()), ["shapes"]);
-
-        // Another process was faster: its set is used.
-        let late = folder.path().join("datasets/late");
-        let raced = |dir: &Path| {
-            write(&dir.join("ours"), "");
-            write(&late.join("theirs"), "");
-            Ok(())
-        };
-        generate(&late, raced).unwrap();
-        assert_eq!(names(&late), ["theirs"]);
     }
 }

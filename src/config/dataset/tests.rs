@@ -134,7 +134,7 @@ fn path_is_relative_to_the_file_then_to_datasets() {
     let absolute = work.join("elsewhere");
     let text = format!("path: {}\ntrain: images\n", absolute.display());
     fs::write(work.join("conf/d.yaml"), text).unwrap();
-    assert_eq!(load().root_tried, [absolute.clone()]);
+    assert_eq!(load().root_tried, std::slice::from_ref(&absolute));
     make("elsewhere");
     assert_eq!(load().root, absolute);
 }

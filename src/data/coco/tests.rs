@@ -1,12 +1,17 @@
-use std::path::PathBuf;
+//! COCO splits from file to [`Split`].
+
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::classes::check_categories;
+use super::index::read_box;
 use super::*;
-use crate::config::dataset::DatasetYaml;
-use crate::data::index::{IndexOptions, load_split};
+use crate::config::dataset::{DatasetYaml, SplitName};
+use crate::data::report::FindingKind;
 use crate::data::test_support::{shared, write, write_jpeg};
+use crate::data::{IndexOptions, Split, SplitReport, Truth, load_split};
 
 const IMAGE: (u32, u32) = (100, 50);
 
@@ -468,7 +473,7 @@ fn coco66_keeps_ids_and_crowds_and_masks_give_the_annotated_boxes_shared() {
     assert_eq!(labels, report.boxes);
 
     // Against the official boxes: polygons to their rounding, masks of crowds exactly or within a pixel.
-    let file = coco::read(&root.join("annotations/all.json")).unwrap();
+    let file = read(&root.join("annotations/all.json")).unwrap();
     for annotation in file.annotations.unwrap() {
         let (BoxField::Box(bbox), Extent::Box(extent)) =
             (&annotation.bbox, &annotation.segmentation)
@@ -543,7 +548,7 @@ fn exported_coco_files_are_read_or_refused_shared() {
         let error = load(train).expect_err(train).to_string();
         assert!(error.contains(reason), "{train}: {error}");
     }
-    let file = coco::read(&root.join("roboflow/instances_test2017.json")).unwrap();
+    let file = read(&root.join("roboflow/instances_test2017.json")).unwrap();
     let categories = check_categories(Path::new("x"), &file.categories.unwrap()).unwrap();
     assert_eq!(
         categories[0],

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use image::{DynamicImage, ImageFormat};
 use proptest::prelude::*;
 
+use super::orientation::turn_upright;
+use super::sniff::PNG_SIGNATURE;
 use super::*;
 use crate::data::test_support::{shared, write_jpeg};
 
@@ -100,7 +102,7 @@ fn our_orientations_equal_those_of_the_image_crate() {
     let image = small();
     for orientation in 1..=8 {
         let mut expected = DynamicImage::from(image.clone());
-        expected.apply_orientation(Orientation::from_exif(orientation).unwrap());
+        expected.apply_orientation(image::metadata::Orientation::from_exif(orientation).unwrap());
         let ours = turn_upright(3, 2, image.clone().into_raw(), orientation);
         assert_eq!(ours.width as u32, expected.width());
         assert_eq!(
