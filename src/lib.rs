@@ -1,2 +1,11 @@
+//! Trains YOLO-style object detectors on COCO-format data.
+
+pub mod cli;
 pub mod config;
 pub mod data;
+pub mod eval;
+pub mod loss;
+pub mod model;
+pub mod ops;
+pub mod report;
+pub mod train;

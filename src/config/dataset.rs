@@ -10,6 +10,7 @@ mod tests;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+pub use super::settings::SplitName;
 use super::nearest;
 use raw::{RawDataset, RawNames, RawSplit};
 
@@ -42,24 +43,12 @@ const IGNORED_KEYS: [&str; 7] = [
     "roboflow",
 ];
 
-/// One of the three splits that a dataset file may name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum SplitName {
-    Train,
-    Val,
-    Test,
-}
-
 impl SplitName {
     pub const ALL: [Self; 3] = [Self::Train, Self::Val, Self::Test];
 
     /// The key in the dataset file.
     pub fn key(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Val => "val",
-            Self::Test => "test",
-        }
+        self.name()
     }
 }
 

@@ -2,17 +2,31 @@
 //!
 //! [`load_split`] makes a [`Split`] of what the user has; everything behind it sees only a `Split`.
 
+pub mod augment;
+pub mod batch;
+pub mod cache;
 mod check;
 mod coco;
 pub mod decode;
 mod error;
+pub mod geometry;
+pub mod hsv;
 mod index;
+pub mod letterbox;
+pub mod loader;
+pub mod mix;
+pub mod mosaic;
+pub mod pipeline;
 pub mod prepare;
+pub mod random;
 pub mod report;
+pub mod sampler;
 pub mod shapes;
 mod source;
 #[cfg(test)]
 mod test_support;
+pub mod trig;
+pub mod warp;
 pub mod yolo;
 mod yolo_index;
 

@@ -1,0 +1,11 @@
+//! The command line: from words to settings, one file per subcommand, and how it all ends.
+
+pub mod args;
+pub mod info;
+pub mod interrupt;
+pub mod outcome;
+pub mod train;
+pub mod val;
+
+pub use args::{Parsed, parse};
+pub use outcome::{Outcome, exit_code};

@@ -1,0 +1,102 @@
+//! How a command ends: the exit code, and the one line on standard error where it failed.
+
+use std::io::{self, ErrorKind, Write};
+
+use crate::config::ConfigError;
+
+/// How a command ended that did not fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Finished,
+    /// Stopped in an orderly way by SIGINT or SIGTERM.
+    Interrupted,
+}
+
+const FAILED: u8 = 1;
+const USAGE: u8 = 2;
+/// What a shell reports for a program that SIGINT has ended: 128 + 2.
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// The exit code of a command's end: 0 finished, 1 failed, 2 wrong usage, 130 interrupted. Says on standard error what
+/// failed, once and in one line. A reader of the output that has gone away is no failure.
+pub fn exit_code(end: &anyhow::Result<Outcome>) -> u8 {
+    match end {
+        Ok(Outcome::Finished) => 0,
+        Ok(Outcome::Interrupted) => INTERRUPTED,
+        Err(error) if is_broken_pipe(error) => 0,
+        Err(error) => {
+            // Nobody is left to tell where standard error is closed.
+            let _ = writeln!(io::stderr(), "yolo-train: error: {}", one_line(error));
+            if error.downcast_ref::<ConfigError>().is_some() {
+                USAGE
+            } else {
+                FAILED
+            }
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .root_cause()
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
+/// An error with its causes, outermost first, in one line; a cause that the text before it already says is left out.
+pub fn one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let text = cause.to_string();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let text = words.join(" ");
+        if text.is_empty() || line.contains(&text) {
+            continue;
+        }
+        if !line.is_empty() {
+            line.push_str(": ");
+        }
+        line.push_str(&text);
+    }
+    line
+}
+
+/// Writes to standard output. Unlike `print!` it does not panic where the reader has gone away.
+///
+/// # Errors
+/// Those of writing; [`exit_code`] knows the one of a closed pipe.
+pub fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::{Context, anyhow};
+
+    #[test]
+    fn causes_are_joined_in_one_line_without_repetition() {
+        let error = anyhow!("no such file\n  (os error 2)")
+            .context("cannot read a.jpg: no such file (os error 2)")
+            .context("epoch 3");
+        assert_eq!(
+            one_line(&error),
+            "epoch 3: cannot read a.jpg: no such file (os error 2)"
+        );
+    }
+
+    #[test]
+    fn ends_have_their_exit_codes() {
+        assert_eq!(exit_code(&Ok(Outcome::Finished)), 0);
+        assert_eq!(exit_code(&Ok(Outcome::Interrupted)), 130);
+        assert_eq!(exit_code(&Err(anyhow!("disk full"))), 1);
+        let usage = ConfigError::Usage("wrong".into());
+        let usage: anyhow::Result<Outcome> = Err(usage).context("reading the options");
+        assert_eq!(exit_code(&usage), 2);
+        let gone: anyhow::Result<Outcome> =
+            Err(io::Error::from(ErrorKind::BrokenPipe)).context("printing");
+        assert_eq!(exit_code(&gone), 0);
+    }
+}

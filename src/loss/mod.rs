@@ -1,0 +1,12 @@
+//! Detection loss: assignment, classification, boxes, distances.
+
+pub mod anchors;
+pub mod assign;
+pub mod boxes;
+mod batch;
+mod criterion;
+
+pub use anchors::Anchors;
+pub use assign::{GroundTruth, Positive, TopK};
+pub use batch::{MicroBatch, ShownLoss};
+pub use criterion::{Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights};

@@ -1,0 +1,166 @@
+//! Detection head: a box branch and a class branch per level, no objectness.
+
+use super::blocks::{Builder, ConvNorm, Cost, Pass, square};
+use super::layout::{HeadOf, Init, ParamId, ParamKind};
+use crate::config::model::ClassBranch;
+use crate::ops;
+use burn::tensor::Tensor;
+
+/// Raw outputs of one head over all levels, stride 8 first.
+#[derive(Debug, Clone)]
+pub struct HeadOutput {
+    /// `[n, anchors, 4 * reg_max]`: distances left, top, right, bottom in stride units, or logits of their bins.
+    pub boxes: Tensor<3>,
+    /// `[n, anchors, classes]` logits.
+    pub scores: Tensor<3>,
+}
+
+/// Two blocks of convolutions and an output convolution with bias.
+#[derive(Debug, Clone)]
+struct Branch {
+    convs: Vec<ConvNorm>,
+    weight: ParamId,
+    bias: ParamId,
+    ci: usize,
+    co: usize,
+}
+
+impl Branch {
+    fn output(b: &mut Builder, name: &str, convs: Vec<ConvNorm>, co: usize, bias: f32) -> Self {
+        let ci = convs.last().map_or(0, |c| c.co);
+        let weight = b.layout.param(
+            format!("{name}.2.weight"),
+            vec![1, 1, ci, co],
+            ParamKind::Weight,
+            b.head,
+            Init::Uniform { fan_in: ci },
+        );
+        let bias = b.layout.param(format!("{name}.2.bias"), vec![co], ParamKind::Bias, b.head, Init::Fill(bias));
+        Self { convs, weight, bias, ci, co }
+    }
+    fn forward(&self, mut x: Tensor<4>, p: &mut Pass) -> Tensor<3> {
+        for c in &self.convs {
+            x = c.forward(x, p);
+        }
+        let y = ops::conv_bias(x, p.tensors.weight(self.weight), p.tensors.vector(self.bias));
+        let [n, h, w, c] = y.dims();
+        y.reshape([n, h * w, c])
+    }
+    fn cost(&self, s: (usize, usize), c: &mut Cost) {
+        self.convs.iter().for_each(|v| {
+            v.cost(s, c);
+        });
+        c.macs += (s.0 * s.1 * self.ci * self.co) as u64;
+    }
+}
+
+/// The box and class branches of one head.
+#[derive(Debug, Clone)]
+struct Branches {
+    boxes: Vec<Branch>,
+    classes: Vec<Branch>,
+}
+
+impl Branches {
+    fn forward(&self, features: &[Tensor<4>], p: &mut Pass) -> HeadOutput {
+        let mut run = |branches: &[Branch]| {
+            let levels = branches.iter().zip(features).map(|(b, f)| b.forward(f.clone(), p)).collect();
+            Tensor::cat(levels, 1)
+        };
+        HeadOutput { boxes: run(&self.boxes), scores: run(&self.classes) }
+    }
+}
+
+/// Head over several levels, optionally doubled (Wang et al. 2024, dual assignment).
+#[derive(Debug, Clone)]
+pub(super) struct Detect {
+    one_to_many: Branches,
+    one_to_one: Option<Branches>,
+}
+
+/// What a [`Detect`] is built from.
+pub(super) struct DetectArgs<'a> {
+    pub channels: &'a [usize],
+    pub strides: &'a [usize],
+    pub classes: usize,
+    pub reg_max: usize,
+    pub one_to_one: bool,
+    pub class_branch: ClassBranch,
+}
+
+impl Detect {
+    pub fn new(b: &mut Builder, name: &str, a: &DetectArgs) -> Self {
+        let one_to_many = Self::branches(b, name, "", a);
+        if a.reg_max > 1 {
+            let shape = vec![1, 1, a.reg_max, 1];
+            b.layout.param(format!("{name}.dfl.conv.weight"), shape, ParamKind::Constant, b.head, Init::Arange);
+        }
+        let one_to_one = a.one_to_one.then(|| {
+            b.head = HeadOf::OneToOne;
+            let h = Self::branches(b, name, "one2one_", a);
+            b.head = HeadOf::OneToMany;
+            h
+        });
+        Self { one_to_many, one_to_one }
+    }
+
+    fn branches(b: &mut Builder, name: &str, prefix: &str, a: &DetectArgs) -> Branches {
+        let first = a.channels[0];
+        let c2 = 16.max(first / 4).max(4 * a.reg_max);
+        let c3 = first.max(a.classes.min(100));
+        let boxes = a.channels.iter().enumerate().map(|(i, &ci)| {
+            let name = format!("{name}.{prefix}cv2.{i}");
+            let convs = vec![
+                b.conv(&format!("{name}.0"), ci, c2, square(3)),
+                b.conv(&format!("{name}.1"), c2, c2, square(3)),
+            ];
+            Branch::output(b, &name, convs, 4 * a.reg_max, 2.0)
+        });
+        let boxes = boxes.collect();
+        let classes = a.channels.iter().zip(a.strides).enumerate().map(|(i, (&ci, &stride))| {
+            let name = format!("{name}.{prefix}cv3.{i}");
+            let convs = match a.class_branch {
+                ClassBranch::Full => vec![
+                    b.conv(&format!("{name}.0"), ci, c3, square(3)),
+                    b.conv(&format!("{name}.1"), c3, c3, square(3)),
+                ],
+                ClassBranch::Depthwise => vec![
+                    b.depthwise(&format!("{name}.0.0"), ci, true),
+                    b.conv(&format!("{name}.0.1"), ci, c3, square(1)),
+                    b.depthwise(&format!("{name}.1.0"), c3, true),
+                    b.conv(&format!("{name}.1.1"), c3, c3, square(1)),
+                ],
+            };
+            // about five objects per 640 px image, spread over a level's cells
+            let prior = (5.0 / a.classes as f64 / (640.0 / stride as f64).powi(2)).ln();
+            Branch::output(b, &name, convs, a.classes, prior as f32)
+        });
+        let classes = classes.collect();
+        Branches { boxes, classes }
+    }
+
+    /// Raw outputs (one-to-many, one-to-one). The second head sees detached features.
+    pub fn forward(&self, features: &[Tensor<4>], p: &mut Pass, heads: Heads) -> (Option<HeadOutput>, Option<HeadOutput>) {
+        let many = heads.many.then(|| self.one_to_many.forward(features, p));
+        let one = self.one_to_one.as_ref().filter(|_| heads.one).map(|h| {
+            let detached: Vec<_> = features.iter().map(|f| f.clone().detach()).collect();
+            h.forward(&detached, p)
+        });
+        (many, one)
+    }
+
+    pub fn cost(&self, sizes: &[(usize, usize)], c: &mut Cost) {
+        for b in [Some(&self.one_to_many), self.one_to_one.as_ref()].into_iter().flatten() {
+            for branch in [&b.boxes, &b.classes] {
+                branch.iter().zip(sizes).for_each(|(b, &s)| b.cost(s, c));
+            }
+        }
+    }
+}
+
+/// Which heads a forward pass computes.
+#[derive(Debug, Clone, Copy)]
+pub struct Heads {
+    pub many: bool,
+    pub one: bool,
+}

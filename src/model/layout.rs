@@ -1,0 +1,125 @@
+//! Names, shapes and places of all parameters and buffers of a network.
+//!
+//! Parameters live in one flat array in the order of the names of a checkpoint, so that optimizer, averaging
+//! and reduction over ranks are passes over flat memory. Convolution weights are kept as `[k, k, in/groups, out]`
+//! (a 1x1 convolution of NHWC activations is then a plain matrix product); files hold `[out, in/groups, k, k]`.
+
+/// Index of a parameter in [`Layout::params`].
+pub type ParamId = usize;
+/// Index of a batch norm in [`Layout::norms`].
+pub type NormId = usize;
+
+/// Which optimizer group a parameter belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ParamKind {
+    /// Convolution weights: with weight decay.
+    Weight,
+    /// Scale of a batch norm: no decay.
+    Norm,
+    /// Biases, also those of batch norms: no decay, own warm-up rate.
+    Bias,
+    /// A constant that checkpoints carry and nothing trains (`dfl.conv.weight`).
+    Constant,
+}
+
+/// Which head's loss a parameter's gradient comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadOf {
+    /// Backbone, neck and one-to-many head.
+    OneToMany,
+    /// The head on detached features.
+    OneToOne,
+}
+
+/// How a parameter starts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// Uniform in ±1/sqrt(fan_in) (He et al. 2015 with a = sqrt 5, the usual default).
+    Uniform { fan_in: usize },
+    /// A constant.
+    Fill(f32),
+    /// 0, 1, 2, ...
+    Arange,
+}
+
+/// One parameter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParamInfo {
+    /// Name in a checkpoint, as in `model.0.conv.weight`.
+    pub name: String,
+    /// Internal shape: `[k, k, in/groups, out]` or `[channels]`.
+    pub shape: Vec<usize>,
+    /// First element in the flat array.
+    pub offset: usize,
+    pub kind: ParamKind,
+    pub head: HeadOf,
+    pub init: Init,
+}
+
+impl ParamInfo {
+    /// Number of elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+    /// Whether it has no element (never, in a valid network).
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Place in the flat array.
+    #[must_use]
+    pub fn range(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.len()
+    }
+}
+
+/// Running statistics of one batch norm: `channels` means at `offset`, then as many variances.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NormInfo {
+    /// Name in a checkpoint without the last part, as in `model.0.bn`.
+    pub name: String,
+    pub channels: usize,
+    /// First element of the means in the flat array of buffers.
+    pub offset: usize,
+    pub head: HeadOf,
+}
+
+impl NormInfo {
+    /// Place of the means.
+    #[must_use]
+    pub fn mean(&self) -> std::ops::Range<usize> {
+        self.offset..self.offset + self.channels
+    }
+    /// Place of the variances.
+    #[must_use]
+    pub fn var(&self) -> std::ops::Range<usize> {
+        self.offset + self.channels..self.offset + 2 * self.channels
+    }
+}
+
+/// All parameters and buffers of a network.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Layout {
+    pub params: Vec<ParamInfo>,
+    pub norms: Vec<NormInfo>,
+    /// Elements of all parameters.
+    pub param_len: usize,
+    /// Elements of all running statistics.
+    pub buffer_len: usize,
+}
+
+impl Layout {
+    pub(crate) fn param(&mut self, name: String, shape: Vec<usize>, kind: ParamKind, head: HeadOf, init: Init) -> ParamId {
+        let info = ParamInfo { name, offset: self.param_len, shape, kind, head, init };
+        self.param_len += info.len();
+        self.params.push(info);
+        self.params.len() - 1
+    }
+
+    pub(crate) fn norm(&mut self, name: String, channels: usize, head: HeadOf) -> NormId {
+        self.norms.push(NormInfo { name, channels, offset: self.buffer_len, head });
+        self.buffer_len += 2 * channels;
+        self.norms.len() - 1
+    }
+}

@@ -1,0 +1,14 @@
+//! Networks: layers, head, names and weights. Knows nothing of ranks, data or losses.
+
+mod blocks;
+mod head;
+pub mod init;
+pub mod layout;
+mod network;
+mod tensors;
+pub mod weights;
+
+pub use head::{HeadOutput, Heads};
+pub use layout::{HeadOf, Layout, ParamKind};
+pub use network::{LayerRow, Network, Output};
+pub use tensors::{Collected, Tensors};

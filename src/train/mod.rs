@@ -1,0 +1,13 @@
+//! Training: plan, loop, optimizer, averaging.
+
+mod ema;
+pub mod engine;
+mod error;
+pub mod optim;
+pub mod plan;
+mod run;
+pub mod schedule;
+mod session;
+
+pub use error::TrainError;
+pub use run::{run, val};
