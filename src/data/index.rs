@@ -45,6 +45,8 @@ pub(crate) struct Context<'a> {
     pub skip_bad: bool,
     /// 1 unless training.
     pub fraction: f64,
+    /// [`DatasetYaml::class_order`], unless classes are merged anyway.
+    pub class_order: Option<&'a [String]>,
 }
 
 /// A split as a reader of a format leaves it: complete but for the selection of classes and the counts.
@@ -78,6 +80,7 @@ pub fn load_split(
         } else {
             1.0
         },
+        class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
     };
     let threads = options.threads.unwrap_or(0);
     let pool = rayon::ThreadPoolBuilder::new()

@@ -1,11 +1,11 @@
 //! Which categories of a COCO file are classes, and which class.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::super::DataError;
 use super::super::index::{Context, Located, locate};
-use super::super::report::{Finding, FindingKind, SplitReport};
+use super::super::report::{Action, Finding, FindingKind, SplitReport};
 use super::{CocoCategory, read_categories};
 use crate::config::dataset::SplitName;
 use crate::config::nearest;
@@ -21,8 +21,8 @@ pub(super) struct Classes {
 }
 
 impl Classes {
-    /// Classes are the dataset file's `names` in their order; else, outside training, the categories of the
-    /// training split's COCO file, so that the same number means the same class; else the file's own, by id.
+    /// Classes are the dataset file's `names` in their order; else those of [`Order`]; else the file's own
+    /// categories, by id.
     pub fn select(
         context: &Context,
         path: &Path,
@@ -76,29 +76,45 @@ impl Classes {
                 available: available(),
             });
         }
-        match training_categories(context, path)? {
-            None => own
-                .into_iter()
-                .for_each(|(id, name)| classes.push(name, id)),
-            Some((file, of_training)) => {
-                for (their_id, name) in of_training {
-                    let id = match own.iter().find(|(_, own)| *own == name) {
-                        Some((id, _)) => *id,
-                        None => {
-                            report.findings.push(
-                                Finding::new(
-                                    FindingKind::MissingCategory,
-                                    report.source.clone(),
-                                    format!("this category of {} is missing here", file.display()),
-                                )
-                                .value(name.clone()),
-                            );
-                            classes.free_id(their_id)
-                        }
-                    };
-                    classes.push(name, id);
+        for (_, name) in repeated_names(&own) {
+            report.findings.push(
+                Finding::new(
+                    FindingKind::SameName,
+                    report.source.clone(),
+                    "two categories have this name; they are two classes",
+                )
+                .value(name)
+                .done(Action::Kept),
+            );
+        }
+        let Some(order) = Order::find(context, path)? else {
+            own.into_iter()
+                .for_each(|(id, name)| classes.push(name, id));
+            return Ok(classes);
+        };
+        for (their_id, name) in order.classes {
+            let is_free = |id: &u64| !classes.class_of.contains_key(id);
+            let mut same_name = own
+                .iter()
+                .filter(|(id, own)| *own == name && is_free(id))
+                .map(|(id, _)| *id);
+            let first = same_name.next();
+            let same_id = same_name.find(|id| Some(*id) == their_id);
+            let id = match same_id.or(first) {
+                Some(id) => id,
+                None => {
+                    report.findings.push(
+                        Finding::new(
+                            FindingKind::MissingCategory,
+                            report.source.clone(),
+                            format!("this class of {} is no category here", order.of),
+                        )
+                        .value(name.clone()),
+                    );
+                    classes.free_id(their_id.unwrap_or(1))
                 }
-            }
+            };
+            classes.push(name, id);
         }
         Ok(classes)
     }
@@ -153,22 +169,49 @@ pub(super) fn check_categories(
     Ok(checked)
 }
 
-/// The categories of the training split, where they are not those of `path` anyway.
-#[allow(clippy::type_complexity)]
-fn training_categories(
-    context: &Context,
-    path: &Path,
-) -> Result<Option<(PathBuf, Vec<(u64, String)>)>, DataError> {
-    if context.which == SplitName::Train || context.yaml.train.is_none() {
-        return Ok(None);
-    }
-    // A training split that is not there (a run that only validates) leaves the file's own categories.
-    match locate(context.yaml, SplitName::Train) {
-        Ok(Located::Coco { annotations, .. }) if annotations != path => {
-            let categories = read_categories(&annotations)?;
-            let checked = check_categories(&annotations, &categories)?;
-            Ok(Some((annotations, checked)))
+/// Names that more than one category has, once for each further category.
+fn repeated_names(categories: &[(u64, String)]) -> impl Iterator<Item = (u64, String)> + '_ {
+    let earlier = |index: usize, name: &String| categories[..index].iter().any(|(_, n)| n == name);
+    categories
+        .iter()
+        .enumerate()
+        .filter(move |(index, (_, name))| earlier(*index, name))
+        .map(|(_, category)| category.clone())
+}
+
+/// Classes that are given from elsewhere: so that the same number means the same class.
+struct Order {
+    /// Where they come from, for messages.
+    of: String,
+    /// Category id there, if it has one, and name, by class.
+    classes: Vec<(Option<u64>, String)>,
+}
+
+impl Order {
+    /// The classes of a trained network, else those of the training split's COCO file, where that is another
+    /// one. A training split that is not there leaves the file's own categories.
+    fn find(context: &Context, path: &Path) -> Result<Option<Self>, DataError> {
+        if let Some(names) = context.class_order {
+            return Ok(Some(Self {
+                of: "the network".to_owned(),
+                classes: names.iter().map(|name| (None, name.clone())).collect(),
+            }));
         }
-        _ => Ok(None),
+        if context.which == SplitName::Train || context.yaml.train.is_none() {
+            return Ok(None);
+        }
+        match locate(context.yaml, SplitName::Train) {
+            Ok(Located::Coco { annotations, .. }) if annotations != path => {
+                let categories = check_categories(&annotations, &read_categories(&annotations)?)?;
+                Ok(Some(Self {
+                    of: annotations.display().to_string(),
+                    classes: categories
+                        .into_iter()
+                        .map(|(id, name)| (Some(id), name))
+                        .collect(),
+                }))
+            }
+            _ => Ok(None),
+        }
     }
 }

@@ -160,6 +160,54 @@ fn validation_has_the_classes_of_training_whatever_its_own_file_lists() {
 }
 
 #[test]
+fn the_classes_of_a_network_come_before_the_files_own_order() {
+    let set = Set::new();
+    write(&set.path("d.yaml"), set.yaml);
+    write(&set.path("ann/train.json"), set.json.to_string());
+    let mut yaml = DatasetYaml::load_in("d.yaml", set.folder.path()).unwrap();
+    yaml.class_order = Some(["dog", "cow", "cat"].map(str::to_owned).to_vec());
+    let mut options = IndexOptions::default();
+    let (split, report) = load_split(&yaml, SplitName::Train, &options).unwrap();
+    assert_eq!(split.names, ["dog", "cow", "cat"]);
+    assert_eq!(split.category_ids, [7, 1, 3]);
+    assert_eq!(split.images[0].labels[0].class, 0);
+    assert_eq!(
+        report.findings[0].text(),
+        format!(
+            "{}: `cow`: this class of the network is no category here",
+            set.path("ann/train.json").display()
+        )
+    );
+    options.single_cls = true;
+    yaml.class_order = Some(vec!["item".to_owned()]);
+    let (split, _) = load_split(&yaml, SplitName::Train, &options).unwrap();
+    assert_eq!(
+        (split.names, split.category_ids),
+        (vec!["item".to_owned()], vec![1])
+    );
+    assert_eq!(split.images[0].labels.len(), 1);
+}
+
+#[test]
+fn categories_of_the_same_name_stay_apart() {
+    let mut set = Set::new();
+    set.json["categories"] = json!([{"id": 3, "name": "cat"}, {"id": 7, "name": "cat"}]);
+    let (split, report) = set.train();
+    assert_eq!(split.names, ["cat", "cat"]);
+    assert_eq!(split.images[0].labels[0].class, 1);
+    assert_eq!(kinds(&report)[0], FindingKind::SameName);
+    write(&set.path("ann/val.json"), set.json.to_string());
+    let (split, _) = set.load_as(SplitName::Val, false).unwrap();
+    assert_eq!(split.category_ids, [3, 7]);
+    assert_eq!(split.images[0].truths[0].class, 1);
+    let error = set.yaml("train: ann/train.json\nnames: [cat]\n").error();
+    assert!(
+        error.contains("`names` selects it, but ids 3 and 7 both have this name"),
+        "{error}"
+    );
+}
+
+#[test]
 fn crowd_regions_are_truths_and_no_labels() {
     let set = Set::new().annotations(json!([
         {"id": 1, "image_id": 5, "category_id": 7, "bbox": [1, 1, 5, 5], "iscrowd": 0, "area": 12.5},
