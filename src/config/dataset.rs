@@ -100,6 +100,10 @@ pub struct DatasetYaml {
     /// `names`, in class order. `None`: taken from the COCO JSON, or `class_0…` from [`Self::nc`].
     pub names: Option<Vec<String>>,
     pub nc: Option<usize>,
+    /// Classes that the data are to be read for where the file has no `names`, such as those of a trained
+    /// network; not a key, set by who loads the file. COCO categories are matched by name, and one that is
+    /// missing is a warning.
+    pub class_order: Option<Vec<String>>,
     pub download: Option<Download>,
     pub generate: Option<Generator>,
     /// Lines for the user, e.g. on unknown keys.
@@ -276,6 +280,7 @@ impl DatasetYaml {
             test: raw.test.map(SplitSource::from),
             names,
             nc: raw.nc,
+            class_order: None,
             download,
             generate,
             warnings,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::check::{BoxCheck, Seen, check_box};
 use super::decode::{DecodeError, Header, probe, read_rgb};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
-use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco_index, yolo_index};
+use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, yolo_index};
 use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
 
 /// How a split is read.
@@ -45,6 +45,8 @@ pub(crate) struct Context<'a> {
     pub skip_bad: bool,
     /// 1 unless training.
     pub fraction: f64,
+    /// [`DatasetYaml::class_order`], unless classes are merged anyway.
+    pub class_order: Option<&'a [String]>,
 }
 
 /// A split as a reader of a format leaves it: complete but for the selection of classes and the counts.
@@ -78,6 +80,7 @@ pub fn load_split(
         } else {
             1.0
         },
+        class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
     };
     let threads = options.threads.unwrap_or(0);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -92,7 +95,7 @@ pub fn load_split(
         Located::Coco {
             annotations,
             images,
-        } => coco_index::index(&context, annotations, images.as_deref()),
+        } => coco::index(&context, annotations, images.as_deref()),
         Located::Yolo(entries) => yolo_index::index(&context, entries),
     })?;
     finish(&context, draft, options)

@@ -1,16 +1,12 @@
 //! What has to happen before a data set's files are looked at: the generated set is drawn once.
 
-use std::fs;
-use std::io;
-use std::path::Path;
-
 use super::{DataError, shapes};
 use crate::config::dataset::{DatasetYaml, Generator};
 
 /// Draws the data set of `generate: shapes` into its folder if that is missing; otherwise does nothing.
 ///
-/// `progress` is called with the images done and their total. The set is drawn beside its place and moved
-/// there when complete, so that an interrupted run leaves no half of it.
+/// `progress` is called with the images done and their total. An interrupted run leaves no half of the set:
+/// it gets its name when it is complete.
 ///
 /// # Errors
 /// [`DataError::Generate`] when files cannot be written.
@@ -19,38 +15,59 @@ pub fn prepare(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(), DataError> {
     match yaml.generate {
-        Some(Generator::Shapes) if !yaml.root.exists() => {
-            generate(&yaml.root, progress).map_err(|source| DataError::Generate {
+        Some(Generator::Shapes) if !yaml.root.exists() => shapes::generate(&yaml.root, progress)
+            .map_err(|source| DataError::Generate {
                 path: yaml.root.clone(),
                 source,
-            })
-        }
+            }),
         _ => Ok(()),
     }
 }
 
-fn generate(root: &Path, progress: &mut dyn FnMut(usize, usize)) -> io::Result<()> {
-    let name = root
-        .file_name()
-        .ok_or_else(|| io::Error::other("`path` names no folder"))?;
-    let parent = root.parent().unwrap_or(Path::new(""));
-    if !parent.as_os_str().is_empty() {
-        fs::create_dir_all(parent)?;
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+    use crate::data::test_support::write;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
     }
-    // The process id keeps two runs that start at once apart; the one that ends later finds the set there.
-    let partial = parent.join(format!(
-        ".{}.partial-{}",
-        name.to_string_lossy(),
-        std::process::id()
-    ));
-    let drawn =
-        shapes::generate(&partial, progress).and_then(|()| match fs::rename(&partial, root) {
-            Err(_) if root.is_dir() => Ok(()),
-            moved => moved,
-        });
-    // Our own folder, under a name that only this process uses: gone already when it was moved.
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
+
+    #[test]
+    fn only_a_missing_generated_set_is_drawn_and_nothing_else_is_left_or_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path();
+        write(
+            &work.join("d.yaml"),
+            "path: deep/set\ntrain: images/train\ngenerate: shapes\n",
+        );
+        write(&work.join("datasets/deep/set/mine.txt"), "kept");
+        let yaml = DatasetYaml::load_in("d.yaml", work).unwrap();
+        prepare(&yaml, &mut |_, _| panic!("nothing is to be drawn")).unwrap();
+        assert_eq!(names(&yaml.root), ["mine.txt"]);
+
+        write(&work.join("e.yaml"), "path: e\ntrain: images\nnames: [a]\n");
+        let plain = DatasetYaml::load_in("e.yaml", work).unwrap();
+        prepare(&plain, &mut |_, _| panic!("nothing is to be drawn")).unwrap();
+        assert!(!plain.root.exists());
     }
-    drawn
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let work = folder.path();
+        write(&work.join("datasets"), "a file");
+        let yaml = DatasetYaml::load_in("shapes", work).unwrap();
+        let error = prepare(&yaml, &mut |_, _| {}).unwrap_err().to_string();
+        assert!(error.contains("datasets/shapes: "), "{error}");
+        assert_eq!(names(work), ["datasets"]);
+    }
 }

@@ -44,7 +44,7 @@ pub enum FindingKind {
     MissingCategory,
     OrientedImages,
     NoLabels,
-    Layout,
+    SameName,
 }
 
 impl FindingKind {
@@ -75,7 +75,7 @@ impl FindingKind {
             Self::MissingCategory => "classes that this file does not have",
             Self::OrientedImages => "notes on EXIF orientation",
             Self::NoLabels => "splits without labels",
-            Self::Layout => "notes on the layout",
+            Self::SameName => "categories of a name that another one has",
         }
     }
 }

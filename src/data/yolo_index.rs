@@ -23,9 +23,12 @@ struct Outcome {
 
 pub(crate) fn index(context: &Context, entries: &[PathBuf]) -> Result<Draft, DataError> {
     let yaml = context.yaml;
-    let names = yaml.class_names().ok_or_else(|| DataError::NoNames {
-        yaml: yaml.label.clone(),
-    })?;
+    let names = yaml
+        .class_names()
+        .or_else(|| context.class_order.map(<[String]>::to_vec))
+        .ok_or_else(|| DataError::NoNames {
+            yaml: yaml.label.clone(),
+        })?;
     let places: Vec<String> = entries.iter().map(|e| e.display().to_string()).collect();
     let places = places.join(", ");
     let listing = source::list(yaml, entries)?;
