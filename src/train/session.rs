@@ -125,11 +125,8 @@ impl Data {
         names: Option<&[String]>,
         console: &Console,
     ) -> Result<Split, TrainError> {
-        let mut yaml = self.yaml.clone();
-        if let (None, None, Some(names)) = (&yaml.names, yaml.nc, names) {
-            yaml.names = Some(names.to_vec());
-        }
-        let (split, report) = load_split(&yaml, which, &self.options)?;
+        self.yaml.class_order = names.map(<[String]>::to_vec);
+        let (split, report) = load_split(&self.yaml, which, &self.options)?;
         for line in report.lines() {
             console.note(line);
         }
