@@ -9,7 +9,12 @@ use crate::report::tables::table;
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     let network = Network::new(ModelSpec::resolve(&settings.model)?, settings.nc);
     let layers = network.table(settings.imgsz);
-    let from = |f: &[usize]| f.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let from = |f: &[usize]| {
+        f.iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     let dash = |n: usize| if n == 0 { "-".into() } else { n.to_string() };
     let rows: Vec<Vec<String>> = layers
         .iter()
@@ -24,7 +29,17 @@ pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
             ]
         })
         .collect();
-    let mut text = table(&["layer", "from", "repeats", "channels", "parameters", "GFLOPs"], &rows);
+    let mut text = table(
+        &[
+            "layer",
+            "from",
+            "repeats",
+            "channels",
+            "parameters",
+            "GFLOPs",
+        ],
+        &rows,
+    );
     let flops: u64 = layers.iter().map(|l| l.flops).sum();
     text += &format!(
         "{}: {} layers, {} parameters, {:.1} GFLOPs at {size}x{size} with {} classes\n",

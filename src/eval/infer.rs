@@ -2,7 +2,10 @@
 
 use crate::data::batch::Batch;
 use crate::loss::anchors::distances;
-use crate::loss::{Anchors, Criterion, Gains, GroundTruth, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, head_loss};
+use crate::loss::{
+    Anchors, Criterion, Gains, GroundTruth, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
+    head_loss,
+};
 use crate::model::init::State;
 use crate::model::{Heads, Network, Tensors};
 use burn::tensor::{DType, Device, Tensor};
@@ -12,9 +15,17 @@ use burn::tensor::{DType, Device, Tensor};
 pub fn micro_batch(batch: &Batch) -> MicroBatch<'_> {
     let mut truths = vec![vec![]; batch.len()];
     for b in &batch.boxes {
-        truths[b.image].push(GroundTruth { class: b.class, xyxy: b.xyxy.map(f64::from) });
+        truths[b.image].push(GroundTruth {
+            class: b.class,
+            xyxy: b.xyxy.map(f64::from),
+        });
     }
-    MicroBatch { pixels: &batch.pixels, height: batch.height, width: batch.width, truths }
+    MicroBatch {
+        pixels: &batch.pixels,
+        height: batch.height,
+        width: batch.width,
+        truths,
+    }
 }
 
 /// A network with fixed weights on one device: validation.
@@ -46,29 +57,54 @@ impl<'a> Inference<'a> {
             device,
             DType::F32,
         );
-        Self { network, tensors, device: device.clone(), gains }
+        Self {
+            network,
+            tensors,
+            device: device.clone(),
+            gains,
+        }
     }
 
     /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
     #[must_use]
     pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
         let two = self.network.spec.one_to_one;
-        let heads = Heads { many: !(two && end_to_end), one: two };
-        let out = self.network.forward(&self.tensors, batch.image(&self.device), heads);
+        let heads = Heads {
+            many: !(two && end_to_end),
+            one: two,
+        };
+        let out = self
+            .network
+            .forward(&self.tensors, batch.image(&self.device), heads);
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
         let (lossy, topk) = match &out.one_to_one {
             Some(o) => (o, ONE_TO_ONE),
-            None => (out.one_to_many.as_ref().expect("one head is there"), ONE_TO_MANY),
+            None => (
+                out.one_to_many.as_ref().expect("one head is there"),
+                ONE_TO_MANY,
+            ),
         };
-        let c = Criterion { reg_max: self.network.spec.reg_max, gains: self.gains, topk };
+        let c = Criterion {
+            reg_max: self.network.spec.reg_max,
+            gains: self.gains,
+            topk,
+        };
         let loss = ShownLoss::of(Some(&head_loss(lossy, &batch.truths, &anchors, &c)));
-        let used = if two && end_to_end { out.one_to_one } else { out.one_to_many };
+        let used = if two && end_to_end {
+            out.one_to_one
+        } else {
+            out.one_to_many
+        };
         let used = used.expect("the head that was asked for");
         let read = |t: Tensor<3>| t.into_data().try_to_vec::<f32>().expect("float32 outputs");
-        Inferred { boxes: read(used.boxes), scores: read(used.scores), anchors, loss }
+        Inferred {
+            boxes: read(used.boxes),
+            scores: read(used.scores),
+            anchors,
+            loss,
+        }
     }
 }
-
 
 impl Inferred {
     /// Boxes `x1 y1 x2 y2` in pixels `[anchors, 4]` and probabilities `[anchors, classes]` of an image.
@@ -82,6 +118,9 @@ impl Inferred {
             self.anchors.to_box(a, d).map(|v| v as f32)
         });
         let logits = &self.scores[image * n * classes..(image + 1) * n * classes];
-        (boxes.collect(), logits.iter().map(|&l| 1.0 / (1.0 + (-l).exp())).collect())
+        (
+            boxes.collect(),
+            logits.iter().map(|&l| 1.0 / (1.0 + (-l).exp())).collect(),
+        )
     }
 }

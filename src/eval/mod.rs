@@ -30,8 +30,8 @@ pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use error::EvalError;
 pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;
-pub use validate::{Choice, ValidateError, Validation, validate};
 pub use suppress::{SuppressConfig, end_to_end, suppress};
+pub use validate::{Choice, ValidateError, Validation, validate};
 
 /// One detected object.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,7 +1,8 @@
 //! A pass over a split: detections, figures, loss.
 
 use super::{
-    Detection, EvalError, Evaluator, Inference, Metrics, Predictions, SuppressConfig, end_to_end, micro_batch, suppress,
+    Detection, EvalError, Evaluator, Inference, Metrics, Predictions, SuppressConfig, end_to_end,
+    micro_batch, suppress,
 };
 use crate::data::Split;
 use crate::data::batch::Batch;
@@ -75,7 +76,9 @@ pub fn validate<'a>(
                 let image = batch.images[i];
                 let entry = &split.images[image.index];
                 for d in &mut found {
-                    d.xyxy = image.letterbox.to_original(d.xyxy, entry.width, entry.height);
+                    d.xyxy = image
+                        .letterbox
+                        .to_original(d.xyxy, entry.width, entry.height);
                 }
                 found
             })
@@ -87,5 +90,9 @@ pub fn validate<'a>(
         done += batch.len();
         progress(done);
     }
-    Ok(Validation { metrics: evaluator.finish(), loss, predictions })
+    Ok(Validation {
+        metrics: evaluator.finish(),
+        loss,
+        predictions,
+    })
 }

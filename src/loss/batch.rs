@@ -35,7 +35,11 @@ impl ShownLoss {
     /// Of a head's loss; zero without one.
     #[must_use]
     pub fn of(loss: Option<&HeadLoss>) -> Self {
-        loss.map(|l| Self { sums: l.sums, score_sum: l.score_sum }).unwrap_or_default()
+        loss.map(|l| Self {
+            sums: l.sums,
+            score_sum: l.score_sum,
+        })
+        .unwrap_or_default()
     }
     /// Adds another part.
     pub fn add(&mut self, o: ShownLoss) {

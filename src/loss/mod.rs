@@ -2,11 +2,13 @@
 
 pub mod anchors;
 pub mod assign;
-pub mod boxes;
 mod batch;
+pub mod boxes;
 mod criterion;
 
 pub use anchors::Anchors;
 pub use assign::{GroundTruth, Positive, TopK};
 pub use batch::{MicroBatch, ShownLoss};
-pub use criterion::{Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights};
+pub use criterion::{
+    Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights,
+};

@@ -11,11 +11,19 @@ pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Te
     let [k, _, ci, co] = weight.dims();
     let [n, h, w, _] = x.dims();
     if k == 1 && stride == 1 && groups == 1 {
-        return x.reshape([n * h * w, ci]).matmul(weight.reshape([ci, co])).reshape([n, h, w, co]);
+        return x
+            .reshape([n * h * w, ci])
+            .matmul(weight.reshape([ci, co]))
+            .reshape([n, h, w, co]);
     }
     let p = k / 2;
     let options = ConvOptions::new([stride, stride], [p, p], [1, 1], groups);
-    let y = conv2d(x.permute([0, 3, 1, 2]), weight.permute([3, 2, 0, 1]), None, options);
+    let y = conv2d(
+        x.permute([0, 3, 1, 2]),
+        weight.permute([3, 2, 0, 1]),
+        None,
+        options,
+    );
     y.permute([0, 2, 3, 1])
 }
 

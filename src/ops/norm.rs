@@ -27,7 +27,12 @@ pub struct BatchStats {
 /// `(x - mean) / sqrt(var + eps) * gamma + beta` over the last dimension of `[n, h, w, c]`.
 ///
 /// The variance comes from centred values (two passes), which is stable for means far from zero.
-pub fn batch_norm(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, norm: Norm) -> (Tensor<4>, Option<BatchStats>) {
+pub fn batch_norm(
+    x: Tensor<4>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    norm: Norm,
+) -> (Tensor<4>, Option<BatchStats>) {
     let [n, h, w, c] = x.dims();
     let rows = n * h * w;
     let row = |t: Tensor<1>| t.reshape([1, c]);
@@ -38,7 +43,11 @@ pub fn batch_norm(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, norm: Norm) -
             let d = x - mean.clone();
             let var = d.clone().square().mean_dim(0);
             let flat = |t: &Tensor<2>| t.clone().inner().reshape([c]);
-            let stats = BatchStats { count: rows, mean: flat(&mean), var: flat(&var) };
+            let stats = BatchStats {
+                count: rows,
+                mean: flat(&mean),
+                var: flat(&var),
+            };
             (d, var, Some(stats))
         }
         Norm::Fixed { mean, var } => (x - row(mean), row(var), None),

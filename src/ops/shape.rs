@@ -6,14 +6,17 @@ use burn::tensor::{Tensor, activation};
 
 /// Maximum over 5x5 windows, stride 1, padding 2: `[n, h, w, c]` -> `[n, h, w, c]`.
 pub fn max_pool5(x: Tensor<4>) -> Tensor<4> {
-    let options = MaxPoolOptions::new([5, 5]).with_stride([1, 1]).with_padding([2, 2]);
+    let options = MaxPoolOptions::new([5, 5])
+        .with_stride([1, 1])
+        .with_padding([2, 2]);
     max_pool2d(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
 }
 
 /// Nearest-neighbour doubling: `[n, h, w, c]` -> `[n, 2h, 2w, c]`.
 pub fn upsample2(x: Tensor<4>) -> Tensor<4> {
     let [_, h, w, _] = x.dims();
-    let options = InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]);
+    let options =
+        InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]);
     interpolate(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
 }
 
@@ -36,10 +39,17 @@ pub fn add(a: Tensor<4>, b: Tensor<4>) -> Tensor<4> {
 ///
 /// `qkv` `[n, h, w, heads * (2 * key_dim + head_dim)]`, per head the channels of query, key and value in this order.
 /// Returns the attended values and the values themselves, both `[n, h, w, heads * head_dim]`.
-pub fn attend(qkv: Tensor<4>, heads: usize, key_dim: usize, head_dim: usize) -> (Tensor<4>, Tensor<4>) {
+pub fn attend(
+    qkv: Tensor<4>,
+    heads: usize,
+    key_dim: usize,
+    head_dim: usize,
+) -> (Tensor<4>, Tensor<4>) {
     let [n, h, w, _] = qkv.dims();
     let positions = h * w;
-    let per_head = qkv.reshape([n, positions, heads, 2 * key_dim + head_dim]).swap_dims(1, 2);
+    let per_head = qkv
+        .reshape([n, positions, heads, 2 * key_dim + head_dim])
+        .swap_dims(1, 2);
     let q = per_head.clone().narrow(3, 0, key_dim);
     let k = per_head.clone().narrow(3, key_dim, key_dim);
     let v = per_head.narrow(3, 2 * key_dim, head_dim);

@@ -31,7 +31,10 @@ pub enum TrainError {
     RunDir(#[from] RunDirError),
     /// A file of the run could not be written.
     #[error("cannot write {}: {source}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
+    Write {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     /// Weights that do not serialize.
     #[error("cannot write {}: {reason}", path.display())]
     Serialize { path: PathBuf, reason: String },
@@ -44,12 +47,27 @@ pub enum TrainError {
          try a lower --lr0, longer --warmup-epochs, or look at these images and their labels",
         files.join(", ")
     )]
-    NotFinite { what: &'static str, epoch: usize, batch: usize, step: u64, files: Vec<String> },
+    NotFinite {
+        what: &'static str,
+        epoch: usize,
+        batch: usize,
+        step: u64,
+        files: Vec<String>,
+    },
     /// The weights and the data set do not fit.
-    #[error("{weights} was trained on {trained:?}, but {data} has the classes {found:?}; give the data set with these names in the same order")]
-    Classes { weights: String, trained: Vec<String>, data: String, found: Vec<String> },
+    #[error(
+        "{weights} was trained on {trained:?}, but {data} has the classes {found:?}; give the data set with these names in the same order"
+    )]
+    Classes {
+        weights: String,
+        trained: Vec<String>,
+        data: String,
+        found: Vec<String>,
+    },
     /// The loader has nothing to offer.
-    #[error("no batch to train on: {images} images and --batch {batch} with --drop-last leave none; lower --batch or leave --drop-last out")]
+    #[error(
+        "no batch to train on: {images} images and --batch {batch} with --drop-last leave none; lower --batch or leave --drop-last out"
+    )]
     NoBatch { images: usize, batch: usize },
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]

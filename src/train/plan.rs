@@ -25,8 +25,13 @@ pub struct Plan {
 #[must_use]
 pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> Plan {
     let mut lines = vec![];
-    let accumulate = s.accumulate.unwrap_or_else(|| ((s.nbs as f64 / s.batch as f64).round() as usize).max(1));
-    let size = StepSize { reference: s.nbs, full: s.batch * accumulate };
+    let accumulate = s
+        .accumulate
+        .unwrap_or_else(|| ((s.nbs as f64 / s.batch as f64).round() as usize).max(1));
+    let size = StepSize {
+        reference: s.nbs,
+        full: s.batch * accumulate,
+    };
     let (algorithm, lr0, momentum, bias) = optimizer(s, images, classes, &mut lines);
     let k = match s.lr_scaling {
         LrScaling::Auto => algorithm.scaling_exponent(),
@@ -38,7 +43,10 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
     let half = s.epochs as f64 / 2.0;
     let warmup_epochs = s.warmup_epochs.min(half);
     if warmup_epochs < s.warmup_epochs {
-        lines.push(format!("warm-up: {} epochs instead of {}, half of a run of {}", warmup_epochs, s.warmup_epochs, s.epochs));
+        lines.push(format!(
+            "warm-up: {} epochs instead of {}, half of a run of {}",
+            warmup_epochs, s.warmup_epochs, s.epochs
+        ));
     }
     let schedule = Schedule {
         epochs: s.epochs,
@@ -57,7 +65,10 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         s.batch, size.full, size.reference
     ));
     let scaled = if (ratio - 1.0).abs() > 1e-12 {
-        format!(" x ({} / {})^{k} = {:.6}", size.full, size.reference, schedule.lr)
+        format!(
+            " x ({} / {})^{k} = {:.6}",
+            size.full, size.reference, schedule.lr
+        )
     } else {
         String::new()
     };
@@ -75,11 +86,22 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
     ));
     let (off, note) = mosaic_off_from(s.epochs, s.close_mosaic);
     lines.extend(note);
-    Plan { algorithm, schedule, size, mosaic_off_from: off, lines }
+    Plan {
+        algorithm,
+        schedule,
+        size,
+        mosaic_off_from: off,
+        lines,
+    }
 }
 
 /// Algorithm, rate, momentum and first bias rate. A value that the user gave is never changed.
-fn optimizer(s: &Settings, images: usize, classes: usize, lines: &mut Vec<String>) -> (Algorithm, f64, f64, f64) {
+fn optimizer(
+    s: &Settings,
+    images: usize,
+    classes: usize,
+    lines: &mut Vec<String>,
+) -> (Algorithm, f64, f64, f64) {
     let given = |name: &str, value: f64, auto: f64| if s.is_given(name) { value } else { auto };
     match s.optimizer {
         Optimizer::Sgd => {
@@ -104,7 +126,10 @@ fn optimizer(s: &Settings, images: usize, classes: usize, lines: &mut Vec<String
                 ));
                 (Algorithm::AdamW, lr)
             };
-            let kept: Vec<_> = ["lr0", "momentum", "warmup-bias-lr"].into_iter().filter(|n| s.is_given(n)).collect();
+            let kept: Vec<_> = ["lr0", "momentum", "warmup-bias-lr"]
+                .into_iter()
+                .filter(|n| s.is_given(n))
+                .collect();
             if !kept.is_empty() {
                 lines.push(format!("given, so auto leaves it: {}", kept.join(", ")));
             }
@@ -142,9 +167,29 @@ mod tests {
 
     #[test]
     fn auto_never_overrides_a_given_value() {
-        let p = resolve(&settings(&[("lr0", "0.01"), ("momentum", "0.937"), ("warmup-bias-lr", "0.1")]), 100, 7, 3);
-        assert_eq!((p.schedule.lr, p.schedule.momentum, p.schedule.warmup_bias_lr), (0.01, 0.937, 0.1));
-        assert!(p.lines.iter().any(|l| l.contains("lr0, momentum, warmup-bias-lr")));
+        let p = resolve(
+            &settings(&[
+                ("lr0", "0.01"),
+                ("momentum", "0.937"),
+                ("warmup-bias-lr", "0.1"),
+            ]),
+            100,
+            7,
+            3,
+        );
+        assert_eq!(
+            (
+                p.schedule.lr,
+                p.schedule.momentum,
+                p.schedule.warmup_bias_lr
+            ),
+            (0.01, 0.937, 0.1)
+        );
+        assert!(
+            p.lines
+                .iter()
+                .any(|l| l.contains("lr0, momentum, warmup-bias-lr"))
+        );
     }
 
     #[test]
@@ -163,7 +208,13 @@ mod tests {
         let p = |o: &[(&str, &str)]| resolve(&settings(o), 1000, 10, 3);
         assert_eq!(p(&[("batch", "16")]).schedule.accumulate, 4);
         assert_eq!(p(&[("batch", "100")]).schedule.accumulate, 1);
-        assert_eq!(p(&[("batch", "16"), ("accumulate", "1")]).size, StepSize { reference: 64, full: 16 });
+        assert_eq!(
+            p(&[("batch", "16"), ("accumulate", "1")]).size,
+            StepSize {
+                reference: 64,
+                full: 16
+            }
+        );
     }
 
     #[test]

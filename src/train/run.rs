@@ -28,13 +28,20 @@ use std::time::Instant;
 ///
 /// # Errors
 /// [`TrainError`]; `Interrupted` leaves everything that the last whole epoch wrote.
-pub fn run(settings: &Settings, interrupted: &AtomicBool, console: &Console) -> Result<PathBuf, TrainError> {
+pub fn run(
+    settings: &Settings,
+    interrupted: &AtomicBool,
+    console: &Console,
+) -> Result<PathBuf, TrainError> {
     let threads = settings.threads_or_default(cores());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("compute-{i}"))
         .build()
-        .map_err(|e| TrainError::Threads { threads, reason: e.to_string() })?;
+        .map_err(|e| TrainError::Threads {
+            threads,
+            reason: e.to_string(),
+        })?;
     pool.install(|| Run::start(settings, interrupted, console)?.train())
 }
 
@@ -63,13 +70,21 @@ struct Best {
 }
 
 impl<'a> Run<'a> {
-    fn start(settings: &'a Settings, interrupted: &'a AtomicBool, console: &'a Console) -> Result<Self, TrainError> {
+    fn start(
+        settings: &'a Settings,
+        interrupted: &'a AtomicBool,
+        console: &'a Console,
+    ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let spec = ModelSpec::resolve(&settings.model)?;
         let mut data = Data::open(settings, console)?;
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let val = match settings.val {
-            true => Some(Arc::new(data.split(SplitName::Val, Some(&train.names), console)?)),
+            true => Some(Arc::new(data.split(
+                SplitName::Val,
+                Some(&train.names),
+                console,
+            )?)),
             false => None,
         };
         let network = Network::new(spec, train.names.len());
@@ -78,7 +93,10 @@ impl<'a> Run<'a> {
         let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX))?;
         let batches = loader.batches_per_epoch();
         if batches == 0 {
-            return Err(TrainError::NoBatch { images: train.images.len(), batch: settings.batch });
+            return Err(TrainError::NoBatch {
+                images: train.images.len(),
+                batch: settings.batch,
+            });
         }
         let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
         let config = loader_config(settings, plan.mosaic_off_from);
@@ -91,11 +109,21 @@ impl<'a> Run<'a> {
         let name = settings.name.as_deref().unwrap_or("train");
         let folder = create_run_dir(Path::new(&settings.project), name)?;
         write(&folder.join("args.yaml"), settings.to_yaml().as_bytes())?;
-        write(&folder.join("data-report.json"), data.report.to_json().as_bytes())?;
+        write(
+            &folder.join("data-report.json"),
+            data.report.to_json().as_bytes(),
+        )?;
         let weights = folder.join("weights");
-        std::fs::create_dir(&weights).map_err(|source| TrainError::Write { path: weights, source })?;
+        std::fs::create_dir(&weights).map_err(|source| TrainError::Write {
+            path: weights,
+            source,
+        })?;
 
-        let third = if network.spec.reg_max == 1 { ThirdLoss::L1 } else { ThirdLoss::Dfl };
+        let third = if network.spec.reg_max == 1 {
+            ThirdLoss::L1
+        } else {
+            ThirdLoss::Dfl
+        };
         let metadata = Metadata {
             category_ids: train.category_ids.clone(),
             imgsz: settings.imgsz,
@@ -106,7 +134,11 @@ impl<'a> Run<'a> {
             version: env!("CARGO_PKG_VERSION").into(),
         };
         let device = Device::flex();
-        let optimizer = Optimizer::new(plan.algorithm, settings.weight_decay, network.layout.param_len);
+        let optimizer = Optimizer::new(
+            plan.algorithm,
+            settings.weight_decay,
+            network.layout.param_len,
+        );
         let run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, 3),
             engine: Engine::new(network, state, optimizer, gains(settings), &device),
@@ -164,7 +196,10 @@ impl<'a> Run<'a> {
                 losses: *losses,
             });
             drop(validation);
-            let rates = self.plan.schedule.rates(epoch, self.plan.schedule.batches - 1);
+            let rates = self
+                .plan
+                .schedule
+                .rates(epoch, self.plan.schedule.batches - 1);
             let path = self.folder.join("results.csv");
             self.csv
                 .push(&ResultsRow {
@@ -188,7 +223,9 @@ impl<'a> Run<'a> {
             if let (Some(best), true, false) = (self.best, patience > 0 && ap.is_some(), last)
                 && epoch - best.epoch >= patience
             {
-                self.console.note(format!("no better AP for {patience} epochs (--patience): training ends"));
+                self.console.note(format!(
+                    "no better AP for {patience} epochs (--patience): training ends"
+                ));
                 break;
             }
         }
@@ -200,7 +237,11 @@ impl<'a> Run<'a> {
     fn epoch(&mut self, epoch: usize) -> Result<[f64; 3], TrainError> {
         let s = self.settings;
         let weights = head_weights(self.engine.network.spec.one_to_one, epoch, s.epochs);
-        let third = if self.engine.network.spec.reg_max == 1 { "l1" } else { "dfl" };
+        let third = if self.engine.network.spec.reg_max == 1 {
+            "l1"
+        } else {
+            "dfl"
+        };
         let batches = self.train.batches_per_epoch();
         let total = (0..batches).map(|b| self.train.global_batch_len(b)).sum();
         let mut bar = self.console.epoch_bar(epoch + 1, s.epochs, total);
@@ -213,8 +254,18 @@ impl<'a> Run<'a> {
             }
             let batch = batch?;
             let not_finite = |what, step| {
-                let files = batch.images.iter().map(|b| self.images.images[b.index].file_name.clone()).collect();
-                TrainError::NotFinite { what, epoch: epoch + 1, batch: i, step, files }
+                let files = batch
+                    .images
+                    .iter()
+                    .map(|b| self.images.images[b.index].file_name.clone())
+                    .collect();
+                TrainError::NotFinite {
+                    what,
+                    epoch: epoch + 1,
+                    batch: i,
+                    step,
+                    files,
+                }
             };
             let step = self.engine.optimizer.steps;
             let loss = self
@@ -222,13 +273,24 @@ impl<'a> Run<'a> {
                 .accumulate(&micro_batch(&batch), weights)
                 .ok_or_else(|| not_finite("loss", step))?;
             shown.add(loss);
-            if self.plan.schedule.ends_step(epoch, i, self.engine.pending()) {
+            if self
+                .plan
+                .schedule
+                .ends_step(epoch, i, self.engine.pending())
+            {
                 let rates = self.plan.schedule.rates(epoch, i);
-                self.engine.step(&rates, self.plan.size).ok_or_else(|| not_finite("gradient", step))?;
+                self.engine
+                    .step(&rates, self.plan.size)
+                    .ok_or_else(|| not_finite("gradient", step))?;
             }
             done += batch.len();
             let [b, c, d] = shown.items(gains);
-            let extra = format!("{} objects, {}x{}", batch.boxes.len(), batch.height, batch.width);
+            let extra = format!(
+                "{} objects, {}x{}",
+                batch.boxes.len(),
+                batch.height,
+                batch.width
+            );
             bar.tick(done, &[("box", b), ("cls", c), (third, d)], &extra);
         }
         bar.finish();
@@ -241,13 +303,23 @@ impl<'a> Run<'a> {
     }
 
     fn validate(&self, state: &State) -> Result<Option<(Validation<'_>, [f64; 3])>, TrainError> {
-        let Some((split, loader)) = &self.val else { return Ok(None) };
+        let Some((split, loader)) = &self.val else {
+            return Ok(None);
+        };
         let network = &self.engine.network;
         let inference = Inference::new(network, state, self.engine.gains, &self.device);
         let mut bar = self.console.bar("  validation", split.images.len());
         let batches = loader.val_batches(self.settings.batch);
         let c = choice(self.settings);
-        let v = validate(network, &inference, split, batches, &c, self.interrupted, |done| bar.tick(done, &[], ""))?;
+        let v = validate(
+            network,
+            &inference,
+            split,
+            batches,
+            &c,
+            self.interrupted,
+            |done| bar.tick(done, &[], ""),
+        )?;
         bar.clear();
         let m = &v.metrics;
         self.console.note(format!(
@@ -265,15 +337,28 @@ impl<'a> Run<'a> {
             _ => true,
         };
         if better {
-            self.best = Some(Best { epoch, ap: ap.unwrap_or(0.0) });
+            self.best = Some(Best {
+                epoch,
+                ap: ap.unwrap_or(0.0),
+            });
         }
         better
     }
 
     fn save(&self, name: &str) -> Result<(), TrainError> {
-        let path = self.folder.join("weights").join(format!("{name}.safetensors"));
-        let bytes = to_bytes(&self.engine.network.layout, &self.engine.average, &self.metadata)
-            .map_err(|e| TrainError::Serialize { path: path.clone(), reason: e.to_string() })?;
+        let path = self
+            .folder
+            .join("weights")
+            .join(format!("{name}.safetensors"));
+        let bytes = to_bytes(
+            &self.engine.network.layout,
+            &self.engine.average,
+            &self.metadata,
+        )
+        .map_err(|e| TrainError::Serialize {
+            path: path.clone(),
+            reason: e.to_string(),
+        })?;
         write(&path, &bytes)
     }
 
@@ -281,13 +366,19 @@ impl<'a> Run<'a> {
     fn finish(&self) -> Result<(), TrainError> {
         let path = self.folder.join("weights/best.safetensors");
         let network = &self.engine.network;
-        let state = WeightsFile::open(&path)?.load(&network.layout, &network.spec.name, network.classes)?;
+        let state =
+            WeightsFile::open(&path)?.load(&network.layout, &network.spec.name, network.classes)?;
         if let Some((v, _)) = self.validate(&state)? {
             v.predictions.write(&self.folder.join("predictions.json"))?;
             print_metrics(self.console, &v.metrics);
         }
-        let trained: usize =
-            network.layout.params.iter().filter(|p| p.kind != ParamKind::Constant).map(|p| p.len()).sum();
+        let trained: usize = network
+            .layout
+            .params
+            .iter()
+            .filter(|p| p.kind != ParamKind::Constant)
+            .map(|p| p.len())
+            .sum();
         let best = self.best.map_or(0, |b| b.epoch + 1);
         self.console.note(format!(
             "{trained} parameters trained in {:.1} s; best epoch {best}; results in {}",
@@ -302,12 +393,19 @@ impl<'a> Run<'a> {
 ///
 /// # Errors
 /// [`TrainError`], also where the classes of weights and data set differ.
-pub fn val(settings: &Settings, interrupted: &AtomicBool, console: &Console) -> Result<PathBuf, TrainError> {
+pub fn val(
+    settings: &Settings,
+    interrupted: &AtomicBool,
+    console: &Console,
+) -> Result<PathBuf, TrainError> {
     let threads = settings.threads_or_default(cores());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build()
-        .map_err(|e| TrainError::Threads { threads, reason: e.to_string() })?;
+        .map_err(|e| TrainError::Threads {
+            threads,
+            reason: e.to_string(),
+        })?;
     pool.install(|| {
         let path = Path::new(&settings.weights);
         let file = WeightsFile::open(path)?;
@@ -329,15 +427,34 @@ pub fn val(settings: &Settings, interrupted: &AtomicBool, console: &Console) -> 
                 found: split.names.clone(),
             });
         }
-        let folder = create_run_dir(Path::new(&settings.project), settings.name.as_deref().unwrap_or("val"))?;
-        write(&folder.join("data-report.json"), data.report.to_json().as_bytes())?;
-        console.note(format!("{}: {} parameters, {} classes", metadata.model, network.parameters(), network.classes));
+        let folder = create_run_dir(
+            Path::new(&settings.project),
+            settings.name.as_deref().unwrap_or("val"),
+        )?;
+        write(
+            &folder.join("data-report.json"),
+            data.report.to_json().as_bytes(),
+        )?;
+        console.note(format!(
+            "{}: {} parameters, {} classes",
+            metadata.model,
+            network.parameters(),
+            network.classes
+        ));
         let loader = Loader::new(split.clone(), session::loader_config(settings, 0))?;
         let inference = Inference::new(&network, &state, gains(settings), &Device::flex());
         let mut bar = console.bar("validation", split.images.len());
         let batches = loader.val_batches(settings.batch);
         let c = choice(settings);
-        let v = validate(&network, &inference, &split, batches, &c, interrupted, |done| bar.tick(done, &[], ""))?;
+        let v = validate(
+            &network,
+            &inference,
+            &split,
+            batches,
+            &c,
+            interrupted,
+            |done| bar.tick(done, &[], ""),
+        )?;
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
         print_metrics(console, &v.metrics);

@@ -21,7 +21,11 @@ pub fn cores() -> usize {
 /// Gains of the loss's components.
 #[must_use]
 pub fn gains(s: &Settings) -> Gains {
-    Gains { boxes: s.box_gain, classes: s.cls_gain, distances: s.dfl_gain }
+    Gains {
+        boxes: s.box_gain,
+        classes: s.cls_gain,
+        distances: s.dfl_gain,
+    }
 }
 
 /// How validation chooses detections.
@@ -33,7 +37,10 @@ pub fn choice(s: &Settings) -> Choice {
         max_det: s.max_det,
         ..SuppressConfig::default()
     };
-    Choice { suppress, end_to_end: s.end2end }
+    Choice {
+        suppress,
+        end_to_end: s.end2end,
+    }
 }
 
 /// Loader of these options; `mosaic_off_from` is the first epoch without mosaic.
@@ -86,7 +93,9 @@ impl Data {
         }
         let mut bar = None;
         prepare(&yaml, &mut |done, total| {
-            let bar = bar.get_or_insert_with(|| console.bar(&format!("drawing {}", yaml.root.display()), total));
+            let bar = bar.get_or_insert_with(|| {
+                console.bar(&format!("drawing {}", yaml.root.display()), total)
+            });
             bar.tick(done, &[], "");
         })?;
         if let Some(bar) = bar {
@@ -99,14 +108,23 @@ impl Data {
             fraction: s.fraction,
             threads: s.threads,
         };
-        Ok(Self { report: DataReport::new(s.data.clone()), yaml, options })
+        Ok(Self {
+            report: DataReport::new(s.data.clone()),
+            yaml,
+            options,
+        })
     }
 
     /// Reads a split and says what is in it. `names` are the classes where the dataset file has none.
     ///
     /// # Errors
     /// [`TrainError::Data`] with every malformed row.
-    pub fn split(&mut self, which: SplitName, names: Option<&[String]>, console: &Console) -> Result<Split, TrainError> {
+    pub fn split(
+        &mut self,
+        which: SplitName,
+        names: Option<&[String]>,
+        console: &Console,
+    ) -> Result<Split, TrainError> {
         let mut yaml = self.yaml.clone();
         if let (None, None, Some(names)) = (&yaml.names, yaml.nc, names) {
             yaml.names = Some(names.to_vec());
@@ -130,7 +148,10 @@ impl Data {
 /// # Errors
 /// [`TrainError::Write`] with the path.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
-    write_atomic(path, bytes).map_err(|source| TrainError::Write { path: path.into(), source })
+    write_atomic(path, bytes).map_err(|source| TrainError::Write {
+        path: path.into(),
+        source,
+    })
 }
 
 /// Prints the table per class and the twelve COCO figures.
