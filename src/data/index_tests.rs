@@ -138,7 +138,7 @@ fn a_folder_split_has_its_labels_from_the_parallel_tree() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert!(
         report.lines()[0]
-            .starts_with("train: 3 images (1 backgrounds), 3 boxes, 2 classes, YOLO txt")
+            .starts_with("train: 3 images (1 without boxes), 3 boxes, 2 classes, YOLO txt")
     );
 }
 

@@ -30,7 +30,9 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::config::dataset::SplitName;
     use crate::data::test_support::write;
+    use crate::data::{IndexOptions, load_split};
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> = fs::read_dir(folder)
@@ -69,5 +71,25 @@ mod tests {
         let error = prepare(&yaml, &mut |_, _| {}).unwrap_err().to_string();
         assert!(error.contains("datasets/shapes: "), "{error}");
         assert_eq!(names(work), ["datasets"]);
+    }
+
+    #[test]
+    fn the_built_in_set_is_drawn_once_and_read_without_a_word() {
+        let folder = tempfile::tempdir().unwrap();
+        let yaml = DatasetYaml::load_in("shapes", folder.path()).unwrap();
+        let mut told = Vec::new();
+        prepare(&yaml, &mut |done, total| told.push((done, total))).unwrap();
+        let total = told[0].1;
+        assert_eq!(told.last(), Some(&(total, total)));
+        assert_eq!(names(&folder.path().join("datasets")), ["shapes"]);
+        prepare(&yaml, &mut |_, _| panic!("it is there")).unwrap();
+        let options = IndexOptions::default();
+        let (train, report) = load_split(&yaml, SplitName::Train, &options).unwrap();
+        assert!(report.findings.is_empty(), "{:?}", report.lines());
+        assert!(report.backgrounds > 0);
+        assert_eq!(train.names, shapes::CLASSES);
+        let (val, report) = load_split(&yaml, SplitName::Val, &options).unwrap();
+        assert!(report.findings.is_empty(), "{:?}", report.lines());
+        assert_eq!(train.images.len() + val.images.len(), total);
     }
 }

@@ -286,7 +286,7 @@ impl SplitReport {
     /// The split in a few lines: counts, then one line for each kind of finding with its first case.
     pub fn lines(&self) -> Vec<String> {
         let mut first = format!(
-            "{}: {} images ({} backgrounds), {} boxes, {} classes, {} {}",
+            "{}: {} images ({} without boxes), {} boxes, {} classes, {} {}",
             self.split,
             self.images,
             self.backgrounds,
