@@ -354,10 +354,13 @@ fn a_malformed_annotation_stops_the_run_unless_it_may_be_skipped() {
         stderr.contains("train.json") && stderr.contains("99"),
         "{stderr}"
     );
-    assert!(!t.path().join("runs").exists(), "nothing was begun");
+    let refused = t.path().join("runs/detect/train");
+    let report: Value = serde_json::from_slice(&read(&refused, "data-report.json")).unwrap();
+    assert!(report.to_string().contains("99"), "{report}");
+    assert_eq!(walk(&refused).len(), 1, "nothing else was begun");
     trained(t.path(), &["--skip-bad", "--epochs", "1"]);
     let report: Value = serde_json::from_slice(&read(
-        &t.path().join("runs/detect/train"),
+        &t.path().join("runs/detect/train-2"),
         "data-report.json",
     ))
     .unwrap();

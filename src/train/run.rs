@@ -17,7 +17,6 @@ use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
 use crate::model::{Network, ParamKind};
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
-use crate::report::run_dir::create_run_dir;
 use burn::tensor::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -77,7 +76,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let spec = ModelSpec::resolve(&settings.model)?;
-        let mut data = Data::open(settings, console)?;
+        let mut data = Data::open(settings, "train", console)?;
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let val = match settings.val {
             true => Some(Arc::new(data.split(
@@ -106,13 +105,8 @@ impl<'a> Run<'a> {
             None => None,
         };
 
-        let name = settings.name.as_deref().unwrap_or("train");
-        let folder = create_run_dir(Path::new(&settings.project), name)?;
+        let folder = data.create_folder()?;
         write(&folder.join("args.yaml"), settings.to_yaml().as_bytes())?;
-        write(
-            &folder.join("data-report.json"),
-            data.report.to_json().as_bytes(),
-        )?;
         let weights = folder.join("weights");
         std::fs::create_dir(&weights).map_err(|source| TrainError::Write {
             path: weights,
@@ -417,7 +411,7 @@ pub fn val(
         let settings = &settings;
         let network = Network::new(metadata.spec.clone(), metadata.names.len());
         let state = file.load(&network.layout, &metadata.model, network.classes)?;
-        let mut data = Data::open(settings, console)?;
+        let mut data = Data::open(settings, "val", console)?;
         let split = Arc::new(data.split(settings.split, Some(&metadata.names), console)?);
         if split.names != metadata.names {
             return Err(TrainError::Classes {
@@ -427,14 +421,7 @@ pub fn val(
                 found: split.names.clone(),
             });
         }
-        let folder = create_run_dir(
-            Path::new(&settings.project),
-            settings.name.as_deref().unwrap_or("val"),
-        )?;
-        write(
-            &folder.join("data-report.json"),
-            data.report.to_json().as_bytes(),
-        )?;
+        let folder = data.create_folder()?;
         console.note(format!(
             "{}: {} parameters, {} classes",
             metadata.model,

@@ -10,7 +10,8 @@ use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
 use crate::report::Console;
 use crate::report::files::write_atomic;
-use std::path::Path;
+use crate::report::run_dir::create_run_dir;
+use std::path::{Path, PathBuf};
 
 /// Processor cores that this process may use.
 #[must_use]
@@ -78,6 +79,8 @@ pub fn loader_config(s: &Settings, mosaic_off_from: usize) -> LoaderConfig {
 pub struct Data {
     yaml: DatasetYaml,
     options: IndexOptions,
+    project: PathBuf,
+    run_name: String,
     pub report: DataReport,
 }
 
@@ -86,7 +89,7 @@ impl Data {
     ///
     /// # Errors
     /// [`TrainError::Dataset`], [`TrainError::Data`].
-    pub fn open(s: &Settings, console: &Console) -> Result<Self, TrainError> {
+    pub fn open(s: &Settings, default_name: &str, console: &Console) -> Result<Self, TrainError> {
         let yaml = DatasetYaml::load(&s.data)?;
         for w in &yaml.warnings {
             console.warn(w);
@@ -112,7 +115,22 @@ impl Data {
             report: DataReport::new(s.data.clone()),
             yaml,
             options,
+            project: s.project.clone().into(),
+            run_name: s.name.clone().unwrap_or_else(|| default_name.into()),
         })
+    }
+
+    /// Creates the run's folder and writes the report into it.
+    ///
+    /// # Errors
+    /// [`TrainError::RunDir`], [`TrainError::Write`].
+    pub fn create_folder(&self) -> Result<PathBuf, TrainError> {
+        let folder = create_run_dir(&self.project, &self.run_name)?;
+        write(
+            &folder.join("data-report.json"),
+            self.report.to_json().as_bytes(),
+        )?;
+        Ok(folder)
     }
 
     /// Reads a split and says what is in it. `names` are the classes where the dataset file has none.
@@ -126,7 +144,21 @@ impl Data {
         console: &Console,
     ) -> Result<Split, TrainError> {
         self.yaml.class_order = names.map(<[String]>::to_vec);
-        let (split, report) = load_split(&self.yaml, which, &self.options)?;
+        let (split, report) = match load_split(&self.yaml, which, &self.options) {
+            Ok(read) => read,
+            Err(e) => {
+                if let Some(found) = e.report() {
+                    // the message shows the first cases; all of them go into a file
+                    self.report.push(found.clone());
+                    let folder = self.create_folder()?;
+                    console.note(format!(
+                        "all that was found: {}",
+                        folder.join("data-report.json").display()
+                    ));
+                }
+                return Err(e.into());
+            }
+        };
         for line in report.lines() {
             console.note(line);
         }
