@@ -171,6 +171,7 @@ impl Gather {
                                 runs,
                                 w: panel,
                                 channels: block.channels,
+                                ahead: if block.start == 0 && flat { 42 * xs } else { 0 },
                                 add,
                             };
                             line(isa, block.vectors, &l);

@@ -27,6 +27,8 @@ pub(super) struct Line<'a> {
     pub w: *const f32,
     /// Channels of the output that the panel is for, at most `nv` vectors.
     pub channels: usize,
+    /// Numbers from a pixel to those that will be needed by the next tile, 0 for none.
+    pub ahead: usize,
     /// Add to `y` instead of overwriting.
     pub add: bool,
 }
@@ -66,6 +68,13 @@ impl<const MR: usize, const NV: usize> Kernel for Strip<'_, MR, NV> {
             unsafe {
                 let x = self.line.x.add(pixel * xs);
                 let y = self.line.y.add(pixel * ys);
+                if self.line.ahead > 0 {
+                    // The next tile's input, while this one is computed.
+                    let from = x.wrapping_add(self.line.ahead);
+                    for i in (0..MR * xs).step_by(16) {
+                        s.prefetch(from.wrapping_add(i));
+                    }
+                }
                 let mut acc = [[s.zero(); NV]; MR];
                 if self.line.add {
                     for m in 0..MR {

@@ -123,6 +123,17 @@ impl Plan<'_> {
             let ((x_inner, x_outer), (y_inner, y_outer)) = (turn(x_step), turn(y_step));
             let (inner, outer_count) = turn((width, height));
             let (n, m) = (hi - lo, part.co.len());
+            // What the next chunk will be the first to read.
+            let x_ahead = if kr + 1 == part.kr.end {
+                self.chunk * s.stride * s.w * s.ci
+            } else {
+                0
+            };
+            let y_ahead = if kr == part.kr.start && tap == 0 {
+                self.chunk * ow * s.co
+            } else {
+                0
+            };
             // SAFETY: the band's columns and the rows from `first` to `last` hold pixels whose taps lie inside `x`
             // (checked against the shape), `dst` holds the part (asserted), and it is borrowed exclusively.
             unsafe {
@@ -138,6 +149,8 @@ impl Plan<'_> {
                         b_inner: x_inner,
                         b_outer: x_outer,
                         columns: n,
+                        a_ahead: y_ahead,
+                        b_ahead: x_ahead,
                         inner,
                         outer: outer_count,
                         dst: dst.as_mut_ptr().add(at),
@@ -153,6 +166,8 @@ impl Plan<'_> {
                         b_inner: y_inner,
                         b_outer: y_outer,
                         columns: m,
+                        a_ahead: x_ahead,
+                        b_ahead: y_ahead,
                         inner,
                         outer: outer_count,
                         dst: dst.as_mut_ptr().add(at * m),

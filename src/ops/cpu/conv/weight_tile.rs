@@ -16,6 +16,9 @@ pub(super) struct Outer {
     pub b_outer: usize,
     /// Numbers `b[..columns]` of a pixel.
     pub columns: usize,
+    /// Distance from a pixel's numbers to those that will be wanted soon, for either side; 0: none.
+    pub a_ahead: usize,
+    pub b_ahead: usize,
     pub inner: usize,
     pub outer: usize,
     /// `[rows][columns]`, rows `pitch` apart.
@@ -68,6 +71,14 @@ impl<const R: usize, const NV: usize, const TAIL: bool> Kernel for Tile<R, NV, T
                 let mut ap = o.a.add(r * o.a_outer);
                 let mut bp = o.b.add(r * o.b_outer);
                 for _ in 0..o.inner {
+                    if o.a_ahead > 0 {
+                        s.prefetch_far(ap.wrapping_add(o.a_ahead));
+                    }
+                    if o.b_ahead > 0 {
+                        for v in 0..NV {
+                            s.prefetch_far(bp.wrapping_add(o.b_ahead + v * S::N));
+                        }
+                    }
                     let mut b = [s.zero(); NV];
                     for v in 0..NV {
                         b[v] = load(bp, v);
@@ -138,6 +149,8 @@ pub(super) unsafe fn outer(isa: Isa, o: &Outer) {
                     rows: end - at,
                     b: o.b.add(block.start),
                     columns: block.channels,
+                    a_ahead: if block.start == 0 { o.a_ahead } else { 0 },
+                    b_ahead: if at == 0 { o.b_ahead } else { 0 },
                     dst: o.dst.add(at * o.pitch + block.start),
                     ..*o
                 }
