@@ -1,5 +1,7 @@
 //! Convolutions of NHWC activations.
 
+use super::extension::{self, Kernels};
+use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
@@ -8,6 +10,10 @@ use burn::tensor::ops::ConvOptions;
 ///
 /// `x` `[n, h, w, ci]`, `weight` `[k, k, ci/groups, co]` -> `[n, ceil(h/stride), ceil(w/stride), co]`.
 pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Tensor<4> {
+    if extension::available(&x) {
+        let (x, w) = (x.into_dispatch(), weight.into_dispatch());
+        return Tensor::from_dispatch(<Dispatch as Kernels>::conv(x, w, stride, groups, super::LANES));
+    }
     let [k, _, ci, co] = weight.dims();
     let [n, h, w, _] = x.dims();
     if k == 1 && stride == 1 && groups == 1 {

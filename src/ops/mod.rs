@@ -3,8 +3,11 @@
 //! Each is written here in plain operations of the tensor library, which run on any device and in float32 and
 //! float64; they are the reference for the kernels that go underneath. The network calls nothing else.
 
+mod autodiff;
 mod conv;
 pub mod cpu;
+mod extension;
+mod flex;
 mod norm;
 mod shape;
 
@@ -13,6 +16,22 @@ pub use norm::{BatchStats, NORM_EPS, Norm, batch_norm};
 pub use shape::{add, attend, concat, max_pool5, split_channels, upsample2};
 
 use burn::tensor::{Tensor, activation};
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Lanes that sums over images are formed in; see `cpu::lanes`.
+pub const LANES: usize = 4;
+
+static KERNELS: AtomicBool = AtomicBool::new(true);
+
+/// Whether operations use the kernels where they can; tests compare with and without.
+pub fn set_kernels(on: bool) {
+    KERNELS.store(on, Ordering::Relaxed);
+}
+
+fn kernels_enabled() -> bool {
+    KERNELS.load(Ordering::Relaxed)
+}
 
 /// What follows a batch norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
