@@ -6,14 +6,6 @@ use super::network::Network;
 /// Momentum of running statistics.
 pub const NORM_MOMENTUM: f64 = 0.03;
 
-/// Momentum of running statistics for the batch after `tracked` others: the mean of all batches until that
-/// changes less than [`NORM_MOMENTUM`] does. Nothing of the starting values (0 and 1) remains that way, where a
-/// constant momentum keeps 5 % of them for a hundred batches.
-#[must_use]
-pub fn norm_momentum(tracked: u64) -> f64 {
-    (1.0 / (tracked + 1) as f64).max(NORM_MOMENTUM)
-}
-
 /// Flat parameters and running statistics of a network.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {

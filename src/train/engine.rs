@@ -7,7 +7,7 @@ use crate::loss::{
     Anchors, Criterion, Gains, HeadLoss, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, TopK,
     head_loss,
 };
-use crate::model::init::{State, norm_momentum};
+use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{HeadOutput, Heads, Network, Tensors};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -136,9 +136,8 @@ impl Engine {
         let mut grads = total.backward();
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
         if !self.frozen_norms {
-            let momentum = norm_momentum(self.state.batches_tracked);
             out.collected
-                .update_running(layout, &mut self.state.buffers, momentum);
+                .update_running(layout, &mut self.state.buffers, NORM_MOMENTUM);
             self.state.batches_tracked += 1;
         }
         let w = &mut self.window;
