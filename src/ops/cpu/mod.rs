@@ -1,7 +1,14 @@
 //! Kernels of a training step on the CPU: float32, NHWC, vector instructions chosen when the program runs.
 
+pub mod aligned;
+pub mod attention;
 mod buffer;
 pub mod conv;
 pub mod isa;
 pub mod lanes;
+pub mod norm;
+pub mod pool;
+pub mod shape;
 pub mod simd;
+#[cfg(test)]
+pub(crate) mod testing;
