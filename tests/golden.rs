@@ -155,12 +155,8 @@ fn figures(name: &str) -> Map<String, Value> {
     figures.insert("running_statistics.sum".into(), json!(sum));
 
     let device = Device::flex();
-    let tensors = Tensors::new(&network.layout, &s.params, &device, DType::F64).with_running_stats(
-        &network.layout,
-        &s.buffers,
-        &device,
-        DType::F64,
-    );
+    let tensors = Tensors::new(&network.layout, &s.params, &device, DType::F64)
+        .with_running_stats(&network.layout, &s.buffers);
     let x = Tensor::<4>::from_data(
         TensorData::new(image(), [IMAGES, SIZE, SIZE, 3]),
         (&device, DType::F64),

@@ -222,12 +222,8 @@ fn check_decoded(name: &str) {
     let Some(g) = Golden::open(name) else { return };
     let device = Device::flex();
     let layout = &g.network.layout;
-    let t = Tensors::new(layout, &g.state.params, &device, DType::F32).with_running_stats(
-        layout,
-        &g.state.buffers,
-        &device,
-        DType::F32,
-    );
+    let t = Tensors::new(layout, &g.state.params, &device, DType::F32)
+        .with_running_stats(layout, &g.state.buffers);
     let out = g.network.forward(
         &t,
         g.image(&device, DType::F32),
@@ -271,9 +267,9 @@ fn check_decoded(name: &str) {
     assert!(worst_box < 0.01 && worst_score < 1e-3);
 }
 
-fn check_loss_and_gradients(name: &str) {
+fn check_loss_and_gradients(name: &str, dtype: DType) {
     let Some(g) = Golden::open(name) else { return };
-    let (t, out) = g.train_pass(DType::F64);
+    let (t, out) = g.train_pass(dtype);
     let losses = g.losses(&out);
     let batch = g.n as f64;
     let mut total: Option<Tensor<1>> = None;
@@ -388,7 +384,9 @@ macro_rules! golden {
         #[test]
         fn decoded_boxes_match_the_shared_reference() { check_decoded(stringify!($name)); }
         #[test]
-        fn losses_and_gradients_match_the_shared_reference() { check_loss_and_gradients(stringify!($name)); }
+        fn losses_and_gradients_match_the_shared_reference_in_float64() { check_loss_and_gradients(stringify!($name), DType::F64); }
+        #[test]
+        fn losses_and_gradients_match_the_shared_reference_in_float32() { check_loss_and_gradients(stringify!($name), DType::F32); }
     })* };
 }
 golden!(yolo26n_nc80 yolo26n_nc3 yolo11n_nc80 yolov8n_nc3);

@@ -51,12 +51,8 @@ impl<'a> Inference<'a> {
     #[must_use]
     pub fn new(network: &'a Network, state: &State, gains: Gains, device: &Device) -> Self {
         let layout = &network.layout;
-        let tensors = Tensors::new(layout, &state.params, device, DType::F32).with_running_stats(
-            layout,
-            &state.buffers,
-            device,
-            DType::F32,
-        );
+        let tensors = Tensors::new(layout, &state.params, device, DType::F32)
+            .with_running_stats(layout, &state.buffers);
         Self {
             network,
             tensors,

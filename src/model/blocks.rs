@@ -130,13 +130,15 @@ impl ConvNorm {
         let t = p.tensors;
         let (y, stats) = ops::conv_norm_act(
             x,
-            t.weight(self.weight),
-            t.vector(self.gamma),
-            t.vector(self.beta),
-            self.stride,
-            self.groups,
-            t.norm(self.norm),
-            self.act,
+            ops::ConvNorm {
+                weight: t.weight(self.weight),
+                gamma: t.vector(self.gamma),
+                beta: t.vector(self.beta),
+                stride: self.stride,
+                groups: self.groups,
+                norm: t.norm(self.norm),
+                act: self.act,
+            },
         );
         if let Some(s) = stats {
             p.collected.stats.push((self.norm, s));
@@ -349,7 +351,7 @@ impl Csp {
     }
     pub fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
         let y = self.cv1.forward(x, p);
-        let mut last = ops::split_channels(y.clone(), self.hidden, self.hidden);
+        let mut last = ops::part(y.clone(), self.hidden, self.hidden);
         let mut parts = vec![y];
         for m in &self.m {
             last = match m {

@@ -1,6 +1,6 @@
 //! Parameters and running statistics as tensors, for one forward pass.
 
-use super::layout::{Layout, NormId, ParamId};
+use super::layout::{Layout, NormId, NormInfo, ParamId};
 use crate::ops::{BatchStats, Norm};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 
@@ -12,7 +12,7 @@ enum Param {
 /// Parameters (and, for evaluation or frozen norms, running statistics) on a device.
 pub struct Tensors {
     params: Vec<Param>,
-    norms: Option<Vec<(Tensor<1>, Tensor<1>)>>,
+    norms: Option<Vec<Norm>>,
 }
 
 fn upload<const D: usize>(
@@ -61,25 +61,11 @@ impl Tensors {
 
     /// Batch norms use these flat running statistics instead of the batch's.
     #[must_use]
-    pub fn with_running_stats(
-        mut self,
-        layout: &Layout,
-        buffers: &[f32],
-        device: &Device,
-        dtype: DType,
-    ) -> Self {
-        let device = device.clone().inner();
-        let one = |range: std::ops::Range<usize>| {
-            let n = range.len();
-            upload(&buffers[range], [n], &device, dtype)
+    pub fn with_running_stats(mut self, layout: &Layout, buffers: &[f32]) -> Self {
+        let fixed = |n: &NormInfo| {
+            Norm::Fixed((buffers[n.mean()].to_vec(), buffers[n.var()].to_vec()).into())
         };
-        self.norms = Some(
-            layout
-                .norms
-                .iter()
-                .map(|n| (one(n.mean()), one(n.var())))
-                .collect(),
-        );
+        self.norms = Some(layout.norms.iter().map(fixed).collect());
         self
     }
 
@@ -98,13 +84,7 @@ impl Tensors {
     }
 
     pub(super) fn norm(&self, id: NormId) -> Norm {
-        match &self.norms {
-            Some(n) => Norm::Fixed {
-                mean: n[id].0.clone(),
-                var: n[id].1.clone(),
-            },
-            None => Norm::Batch,
-        }
+        self.norms.as_ref().map_or(Norm::Batch, |n| n[id].clone())
     }
 
     /// Adds every parameter's gradient to the flat `into` (parameters without one add nothing).
@@ -164,17 +144,9 @@ impl Collected {
     pub fn update_running(self, layout: &Layout, buffers: &mut [f32], momentum: f64) {
         for (id, s) in self.stats {
             let unbias = s.count as f64 / (s.count as f64 - 1.0).max(1.0);
-            let read = |t: Tensor<1>| {
-                t.into_data()
-                    .convert::<f64>()
-                    .try_to_vec::<f64>()
-                    .expect("converted to float64")
-            };
             let info = &layout.norms[id];
-            for (range, values, factor) in [
-                (info.mean(), read(s.mean), 1.0),
-                (info.var(), read(s.var), unbias),
-            ] {
+            for (range, values, factor) in [(info.mean(), s.mean, 1.0), (info.var(), s.var, unbias)]
+            {
                 for (r, v) in buffers[range].iter_mut().zip(values) {
                     *r = ((1.0 - momentum) * f64::from(*r) + momentum * v * factor) as f32;
                 }

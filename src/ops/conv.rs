@@ -1,6 +1,7 @@
 //! Convolutions of NHWC activations.
 
-use super::extension::{self, Kernels};
+use super::LANES;
+use super::extension::{ConvArgs, Kernels, available};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use burn::tensor::module::conv2d;
@@ -10,9 +11,17 @@ use burn::tensor::ops::ConvOptions;
 ///
 /// `x` `[n, h, w, ci]`, `weight` `[k, k, ci/groups, co]` -> `[n, ceil(h/stride), ceil(w/stride), co]`.
 pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Tensor<4> {
-    if extension::available(&x) {
-        let (x, w) = (x.into_dispatch(), weight.into_dispatch());
-        return Tensor::from_dispatch(<Dispatch as Kernels>::conv(x, w, stride, groups, super::LANES));
+    if available(&x) {
+        let a = ConvArgs {
+            stride,
+            groups,
+            lanes: LANES,
+        };
+        return Tensor::from_dispatch(<Dispatch as Kernels>::conv(
+            x.into_dispatch(),
+            weight.into_dispatch(),
+            a,
+        ));
     }
     let [k, _, ci, co] = weight.dims();
     let [n, h, w, _] = x.dims();
@@ -35,6 +44,14 @@ pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Te
 
 /// Convolution with bias `[co]`, stride 1, as at the end of a head.
 pub fn conv_bias(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> {
+    let y = conv(x, weight, 1, 1);
+    if available(&y) {
+        return Tensor::from_dispatch(<Dispatch as Kernels>::bias(
+            y.into_dispatch(),
+            bias.into_dispatch(),
+            LANES,
+        ));
+    }
     let c = bias.dims()[0];
-    conv(x, weight, 1, 1) + bias.reshape([1, 1, 1, c])
+    y + bias.reshape([1, 1, 1, c])
 }

@@ -99,7 +99,7 @@ impl Engine {
         let device = self.device.clone().autodiff();
         let mut tensors = Tensors::new(layout, &self.state.params, &device, DType::F32);
         if self.frozen_norms {
-            tensors = tensors.with_running_stats(layout, &self.state.buffers, &device, DType::F32);
+            tensors = tensors.with_running_stats(layout, &self.state.buffers);
         }
         let heads = Heads {
             many: true,

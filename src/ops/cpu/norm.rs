@@ -793,9 +793,7 @@ pub fn input_gradient_in_place(
 impl NormGradient {
     fn table(&self, affine: &Affine, width: usize) -> Aligned {
         let (a, g) = (affine, self);
-        let columns: [&[f32]; 6] = [
-            &a.centre, &a.scale, &a.shift, &g.scale, &g.slope, &g.offset,
-        ];
+        let columns: [&[f32]; 6] = [&a.centre, &a.scale, &a.shift, &g.scale, &g.slope, &g.offset];
         Aligned::repeated(&columns, width)
     }
 }

@@ -13,7 +13,14 @@ struct Reference {
     dbeta: Vec<f64>,
 }
 
-fn reference(y: &[f32], da: &[f32], gamma: &[f32], beta: &[f32], act: Activation, fixed: Option<(&[f32], &[f32])>) -> Reference {
+fn reference(
+    y: &[f32],
+    da: &[f32],
+    gamma: &[f32],
+    beta: &[f32],
+    act: Activation,
+    fixed: Option<(&[f32], &[f32])>,
+) -> Reference {
     let c = gamma.len();
     let n = (y.len() / c) as f64;
     let at = |v: &[f32], i: usize| f64::from(v[i]);
@@ -52,7 +59,11 @@ fn reference(y: &[f32], da: &[f32], gamma: &[f32], beta: &[f32], act: Activation
     }
     for i in 0..y.len() {
         let k = i % c;
-        let through = if fixed.is_some() { 0.0 } else { (r.dbeta[k] + hat(i) * r.dgamma[k]) / n };
+        let through = if fixed.is_some() {
+            0.0
+        } else {
+            (r.dbeta[k] + hat(i) * r.dgamma[k]) / n
+        };
         r.dy[i] = at(gamma, k) * inverse[k] * (dz[i] - through);
     }
     r
@@ -82,7 +93,9 @@ fn forward_and_gradients_equal_float64_on_every_instruction_set() {
             let len = images * pixels * c;
             let mut y = numbers.vec(len, -3.0, 3.0);
             // channels with means of their own
-            y.iter_mut().enumerate().for_each(|(i, y)| *y += (i % c % 7) as f32);
+            y.iter_mut()
+                .enumerate()
+                .for_each(|(i, y)| *y += (i % c % 7) as f32);
             let da = numbers.vec(len, -1.0, 1.0);
             let (gamma, beta) = (numbers.vec(c, 0.5, 1.5), numbers.vec(c, -1.0, 1.0));
             let lanes = quarters(images);
@@ -147,8 +160,18 @@ fn a_mean_far_from_zero_costs_no_precision() {
             let mut out = vec![0.0; y.len()];
             normalise(isa, &y, &affine, Activation::Silu, &mut out);
             assert_close(&out, &want.out, 1e-5, "out");
-            let sums = gradient_sums(isa, &y, &da, pixels, &affine, Activation::Silu, &quarters(4));
-            let g = tree(sums, GradientSums::merge).unwrap().finish(&affine, Some(m.count));
+            let sums = gradient_sums(
+                isa,
+                &y,
+                &da,
+                pixels,
+                &affine,
+                Activation::Silu,
+                &quarters(4),
+            );
+            let g = tree(sums, GradientSums::merge)
+                .unwrap()
+                .finish(&affine, Some(m.count));
             assert_close(&g.gamma, &want.dgamma, 1e-4, "gradient of gamma");
             let mut dy = vec![0.0; y.len()];
             input_gradient(isa, &y, &da, &affine, Activation::Silu, &g, &mut dy);
@@ -163,8 +186,17 @@ fn lanes_have_the_same_bytes_alone_and_two_ranks_merge_to_the_bytes_of_one() {
         for (images, pixels, c) in [(6, 901, 16), (5, 77, 9), (3, 50, 20), (1, 4, 3)] {
             let mut numbers = Numbers::new(8);
             let image = pixels * c;
-            let (y, da) = (numbers.vec(images * image, 0.0, 2.0), numbers.vec(images * image, -1.0, 1.0));
-            let affine = Affine::fixed(&vec![0.5; c], &vec![1.5; c], &vec![1.0; c], &vec![0.0; c], EPS);
+            let (y, da) = (
+                numbers.vec(images * image, 0.0, 2.0),
+                numbers.vec(images * image, -1.0, 1.0),
+            );
+            let affine = Affine::fixed(
+                &vec![0.5; c],
+                &vec![1.5; c],
+                &vec![1.0; c],
+                &vec![0.0; c],
+                EPS,
+            );
             let lanes = quarters(images);
             let act = Activation::Silu;
             let all = moments(isa, &y, pixels, c, &lanes);
@@ -179,7 +211,10 @@ fn lanes_have_the_same_bytes_alone_and_two_ranks_merge_to_the_bytes_of_one() {
                 assert_eq!(g[0], all_g[i]);
                 alone.extend(m);
             }
-            let ranks = alone.chunks(2).map(|r| tree(r.to_vec(), Moments::merge).unwrap()).collect();
+            let ranks = alone
+                .chunks(2)
+                .map(|r| tree(r.to_vec(), Moments::merge).unwrap())
+                .collect();
             assert_eq!(tree(ranks, Moments::merge), tree(all, Moments::merge));
         }
     }
@@ -191,7 +226,10 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         let (images, pixels, c) = (3, 5003, 12);
         let image = pixels * c;
         let mut numbers = Numbers::new(3);
-        let (y, da) = (numbers.vec(images * image, -2.0, 2.0), numbers.vec(images * image, -1.0, 1.0));
+        let (y, da) = (
+            numbers.vec(images * image, -2.0, 2.0),
+            numbers.vec(images * image, -1.0, 1.0),
+        );
         let (gamma, beta) = (numbers.vec(c, 0.5, 1.5), numbers.vec(c, -1.0, 1.0));
         let (mean, var) = (numbers.vec(c, -1.0, 1.0), numbers.vec(c, 0.5, 1.5));
         let affine = Affine::fixed(&mean, &var, &gamma, &beta, EPS);
@@ -200,7 +238,9 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
             let lanes = quarters(y.len() / image);
             let m = moments(isa, y, pixels, c, &lanes);
             let sums = gradient_sums(isa, y, da, pixels, &affine, act, &lanes);
-            let g = tree(sums.clone(), GradientSums::merge).unwrap().finish(&affine, None);
+            let g = tree(sums.clone(), GradientSums::merge)
+                .unwrap()
+                .finish(&affine, None);
             let (mut out, mut dy) = (vec![0.0; y.len()], vec![0.0; y.len()]);
             normalise(isa, y, &affine, act, &mut out);
             input_gradient(isa, y, da, &affine, act, &g, &mut dy);
@@ -226,7 +266,11 @@ fn what_is_not_a_number_stays_visible() {
         assert!(m.variance()[3].is_nan() && m.variance()[0] == 0.0);
         let affine = Affine::of_batch(&m, &[1.0; 4], &[0.0; 4], EPS);
         normalise_in_place(isa, &mut y, &affine, Activation::Silu);
-        assert!(y.iter().enumerate().all(|(i, v)| v.is_nan() == (i % 4 == 3)));
+        assert!(
+            y.iter()
+                .enumerate()
+                .all(|(i, v)| v.is_nan() == (i % 4 == 3))
+        );
     }
 }
 
