@@ -4,6 +4,7 @@
 //! float64; they are the reference for the kernels that go underneath. The network calls nothing else.
 
 mod conv;
+pub mod cpu;
 mod norm;
 mod shape;
 
