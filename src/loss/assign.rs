@@ -2,9 +2,8 @@
 //! for small objects. Runs on the host in float64; its result is a constant of the loss's graph.
 
 use super::anchors::Anchors;
-use super::boxes::ciou;
+use super::boxes::Target;
 
-const ALPHA: f64 = 0.5;
 const BETA: i32 = 6;
 const EPS: f64 = 1e-9;
 
@@ -46,7 +45,7 @@ struct Pair {
 
 /// Assigns one image's objects; positives come in the order of anchors.
 ///
-/// `score(anchor, class)` is a probability, `boxes(anchor)` a box in pixels. The alignment of an anchor with
+/// `score(anchor, class)` is a probability (at most 1), `boxes(anchor)` a box in pixels. The alignment of an anchor with
 /// an object is `score^0.5 * max(CIoU, 0)^6` and counts only where the anchor's centre is strictly inside the
 /// (enlarged) object. Ties go to the lower anchor, conflicts to the object with the larger overlap.
 pub fn assign(
@@ -57,23 +56,44 @@ pub fn assign(
     boxes: impl Fn(usize) -> [f64; 4],
 ) -> Vec<Positive> {
     let mut chosen: Vec<Pair> = vec![];
+    let mut best: Vec<Pair> = vec![];
     for (truth, t) in truths.iter().enumerate() {
-        let mut pairs = vec![];
+        let target = Target::new(t.xyxy);
         candidates(anchors, t.xyxy, topk.min_side, |anchor| {
-            let overlap = ciou(t.xyxy, boxes(anchor)).max(0.0);
-            let metric = score(anchor, t.class).powf(ALPHA) * overlap.powi(BETA);
-            // an anchor without alignment has target 0 and cannot win a conflict: leaving it out changes nothing
-            if metric > 0.0 {
-                pairs.push(Pair {
-                    anchor,
-                    truth,
-                    metric,
-                    overlap,
-                });
+            // An anchor without alignment has target 0 and cannot win a conflict: leaving it out changes nothing.
+            // Nor does leaving out one that cannot come before the last of the best, which all have lower anchors.
+            let floor = if best.len() < topk.first {
+                0.0
+            } else {
+                best.last().map_or(f64::INFINITY, |p| p.metric)
+            };
+            let b = boxes(anchor);
+            let iou = target.iou(b);
+            let most = iou.max(0.0).powi(BETA);
+            if !(most > floor) {
+                return;
+            }
+            let root = score(anchor, t.class).sqrt();
+            if !(root * most > floor) {
+                return;
+            }
+            let overlap = target.ciou(b, iou).max(0.0);
+            let metric = root * overlap.powi(BETA);
+            if metric > floor {
+                best.truncate(topk.first - 1);
+                let at = best.partition_point(|p| p.metric >= metric);
+                best.insert(
+                    at,
+                    Pair {
+                        anchor,
+                        truth,
+                        metric,
+                        overlap,
+                    },
+                );
             }
         });
-        keep_best(&mut pairs, topk.first);
-        chosen.append(&mut pairs);
+        chosen.append(&mut best);
     }
     // an anchor claimed by several objects stays with the one it overlaps most
     chosen.sort_by(|a, b| {
@@ -84,15 +104,21 @@ pub fn assign(
     });
     chosen.dedup_by_key(|p| p.anchor);
     if topk.last < topk.first {
-        let mut kept = vec![];
-        for truth in 0..truths.len() {
-            let (mut own, rest): (Vec<_>, Vec<_>) =
-                chosen.into_iter().partition(|p| p.truth == truth);
-            chosen = rest;
-            keep_best(&mut own, topk.last);
-            kept.append(&mut own);
-        }
-        chosen = kept;
+        chosen.sort_by(|a, b| {
+            a.truth
+                .cmp(&b.truth)
+                .then(b.metric.total_cmp(&a.metric))
+                .then(a.anchor.cmp(&b.anchor))
+        });
+        let mut rank = (usize::MAX, 0);
+        chosen.retain(|p| {
+            rank = if p.truth == rank.0 {
+                (p.truth, rank.1 + 1)
+            } else {
+                (p.truth, 0)
+            };
+            rank.1 < topk.last
+        });
         chosen.sort_by_key(|p| p.anchor);
     }
     let mut best = vec![(0.0f64, 0.0f64); truths.len()];
@@ -111,11 +137,6 @@ pub fn assign(
             }
         })
         .collect()
-}
-
-fn keep_best(pairs: &mut Vec<Pair>, k: usize) {
-    pairs.sort_by(|a, b| b.metric.total_cmp(&a.metric).then(a.anchor.cmp(&b.anchor)));
-    pairs.truncate(k);
 }
 
 /// Anchors whose centre is strictly inside the box, each side of it at least `min_side` long.
@@ -149,6 +170,7 @@ fn candidates(anchors: &Anchors, b: [f64; 4], min_side: f64, mut f: impl FnMut(u
 
 #[cfg(test)]
 mod tests {
+    use super::super::boxes::ciou;
     use super::*;
     use proptest::prelude::*;
 

@@ -3,6 +3,7 @@
 mod ema;
 pub mod engine;
 mod error;
+pub mod flat;
 pub mod optim;
 pub mod plan;
 mod run;

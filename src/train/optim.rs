@@ -5,8 +5,8 @@ use crate::model::{HeadOf, Layout, ParamKind};
 
 /// Gradients are clipped to this global norm.
 pub const MAX_NORM: f64 = 10.0;
-const BETA2: f64 = 0.999;
-const ADAM_EPS: f64 = 1e-8;
+pub(super) const BETA2: f64 = 0.999;
+pub(super) const ADAM_EPS: f64 = 1e-8;
 
 /// Which update rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

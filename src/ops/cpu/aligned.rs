@@ -7,8 +7,8 @@ pub struct Aligned {
 }
 
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line(#[expect(dead_code, reason = "read and written as a slice of floats")] [f32; 16]);
+#[repr(C, align(64))] // read and written as a slice of floats
+struct Line(#[allow(dead_code)] [f32; 16]);
 
 impl Aligned {
     /// `len` zeros.

@@ -1,0 +1,458 @@
+//! The end of a step in two passes over flat memory: the gradient's norm, then everything else.
+//!
+//! Each element gets the arithmetic of [`super::optim`] and of the average, operation by operation, so parameters,
+//! state and average have the same bytes for the same norm, on every instruction set and any number of threads. The
+//! norm itself is summed in chunks of fixed size; it equals the sequential sum to float64's rounding.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::optim::{ADAM_EPS, Algorithm, BETA2, MAX_NORM, Optimizer};
+use super::schedule::Rates;
+use crate::model::layout::ParamInfo;
+use crate::model::{HeadOf, Layout, ParamKind};
+use crate::ops::cpu::isa::{Isa, Kernel};
+use crate::ops::cpu::simd::Simd;
+
+/// Elements of a task.
+const CHUNK: usize = 1 << 14;
+/// Sums of squares that run side by side.
+const SUMS: usize = 16;
+
+/// How summed numerators become the gradient of a step: each head's part is divided by its normaliser (at least 1),
+/// everything multiplied by `factor`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GradientScale {
+    /// Of the one-to-many and the one-to-one head.
+    pub normalisers: [f64; 2],
+    pub factor: f64,
+}
+
+impl GradientScale {
+    fn of(&self, p: &ParamInfo) -> f32 {
+        let n = match p.head {
+            HeadOf::OneToMany => self.normalisers[0],
+            HeadOf::OneToOne => self.normalisers[1],
+        };
+        (self.factor / n.max(1.0)) as f32
+    }
+}
+
+/// The parts of parameters that lie in a chunk of flat memory: places within the chunk.
+fn pieces(
+    layout: &Layout,
+    chunk: Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &ParamInfo)> {
+    let first = layout
+        .params
+        .partition_point(|p| p.range().end <= chunk.start);
+    let from = chunk.start;
+    layout.params[first..]
+        .iter()
+        .take_while(move |p| p.offset < chunk.end)
+        .map(move |p| {
+            let at = p.range();
+            (at.start.max(from) - from..at.end.min(chunk.end) - from, p)
+        })
+}
+
+/// Norm of the scaled gradient before clipping; the gradient stays as it is.
+///
+/// # Panics
+/// If the gradient has not the layout's length.
+#[must_use]
+pub fn gradient_norm(isa: Isa, layout: &Layout, gradient: &[f32], scale: GradientScale) -> f64 {
+    assert_eq!(
+        gradient.len(),
+        layout.param_len,
+        "gradient of all parameters"
+    );
+    let chunks = gradient.par_chunks(CHUNK).enumerate();
+    let squares: Vec<f64> = chunks
+        .map(|(i, g)| {
+            let first = i * CHUNK;
+            pieces(layout, first..first + g.len())
+                .map(|(at, p)| {
+                    isa.run(Square {
+                        g: &g[at],
+                        scale: scale.of(p),
+                    })
+                })
+                .sum()
+        })
+        .collect();
+    squares.iter().sum::<f64>().sqrt()
+}
+
+struct Square<'a> {
+    g: &'a [f32],
+    scale: f32,
+}
+
+impl Kernel for Square<'_> {
+    type Output = f64;
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> f64 {
+        let mut sums = [0.0f64; SUMS];
+        let (rows, rest) = self.g.as_chunks::<SUMS>();
+        for row in rows {
+            for (s, g) in sums.iter_mut().zip(row) {
+                let g = f64::from(g * self.scale);
+                *s += g * g;
+            }
+        }
+        for (s, g) in sums.iter_mut().zip(rest) {
+            let g = f64::from(g * self.scale);
+            *s += g * g;
+        }
+        sums.iter().sum()
+    }
+}
+
+/// What [`step`] changes, `[param_len]` each.
+#[derive(Debug)]
+pub struct Flat<'a> {
+    pub params: &'a mut [f32],
+    /// Averaged parameters.
+    pub average: &'a mut [f32],
+    /// Summed numerators; zeros afterwards, ready for the next window.
+    pub gradient: &'a mut [f32],
+}
+
+/// Scales the gradient, clips it (`norm` is that of [`gradient_norm`]), moves the parameters and their average
+/// (`average = d average + (1 - d) params`).
+///
+/// # Panics
+/// If something has not the layout's length.
+#[allow(clippy::too_many_arguments)]
+pub fn step(
+    isa: Isa,
+    layout: &Layout,
+    optimizer: &mut Optimizer,
+    flat: Flat,
+    rates: &Rates,
+    scale: GradientScale,
+    norm: f64,
+    d: f64,
+) {
+    let n = layout.param_len;
+    assert!(
+        [
+            flat.params.len(),
+            flat.average.len(),
+            flat.gradient.len(),
+            optimizer.first.len()
+        ] == [n; 4],
+        "flat memory of {n} parameters"
+    );
+    optimizer.steps += 1;
+    let clip = if norm > MAX_NORM {
+        (MAX_NORM / (norm + 1e-6)) as f32
+    } else {
+        1.0
+    };
+    let decay = optimizer.weight_decay;
+    let rule = |p: &ParamInfo| {
+        let (lr, decay) = match p.kind {
+            ParamKind::Weight => (rates.lr, decay),
+            ParamKind::Norm => (rates.lr, 0.0),
+            ParamKind::Bias => (rates.bias_lr, 0.0),
+            ParamKind::Constant => (0.0, 0.0),
+        };
+        Rule {
+            scale: scale.of(p),
+            clip,
+            lr,
+            decay,
+            momentum: rates.momentum,
+            fixed: p.kind == ParamKind::Constant,
+            d,
+        }
+    };
+    let chunks = flat
+        .params
+        .par_chunks_mut(CHUNK)
+        .zip(flat.average.par_chunks_mut(CHUNK));
+    let chunks = chunks
+        .zip(flat.gradient.par_chunks_mut(CHUNK))
+        .zip(optimizer.first.par_chunks_mut(CHUNK));
+    let place = |i: usize, len: usize| i * CHUNK..i * CHUNK + len;
+    match optimizer.algorithm {
+        Algorithm::Sgd => chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
+            for (at, p) in pieces(layout, place(i, w.len())) {
+                let [w, a, g, m] = [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
+                isa.run(Sgd {
+                    w,
+                    a,
+                    g,
+                    m,
+                    rule: rule(p),
+                });
+            }
+        }),
+        Algorithm::AdamW => {
+            assert_eq!(optimizer.second.len(), n, "second moments");
+            let t = i32::try_from(optimizer.steps).unwrap_or(i32::MAX);
+            let chunks = chunks.zip(optimizer.second.par_chunks_mut(CHUNK));
+            chunks.enumerate().for_each(|(i, ((((w, a), g), m), v))| {
+                for (at, p) in pieces(layout, place(i, w.len())) {
+                    let [w, a, g, m, v] =
+                        [&mut *w, &mut *a, &mut *g, &mut *m, &mut *v].map(|s| &mut s[at.clone()]);
+                    isa.run(AdamW {
+                        w,
+                        a,
+                        g,
+                        m,
+                        v,
+                        t,
+                        rule: rule(p),
+                    });
+                }
+            });
+        }
+    }
+}
+
+/// How the elements of a parameter move.
+#[derive(Clone, Copy)]
+struct Rule {
+    scale: f32,
+    clip: f32,
+    lr: f64,
+    decay: f64,
+    momentum: f64,
+    /// Nothing trains it: its average follows, its gradient is dropped.
+    fixed: bool,
+    /// Decay of the average.
+    d: f64,
+}
+
+impl Rule {
+    #[inline(always)]
+    fn constant(self, w: &[f32], a: &mut [f32], g: &mut [f32]) {
+        let (d, e) = (self.d as f32, (1.0 - self.d) as f32);
+        a.iter_mut().zip(w).for_each(|(a, w)| *a = d * *a + e * *w);
+        g.fill(0.0);
+    }
+}
+
+struct Sgd<'a> {
+    w: &'a mut [f32],
+    a: &'a mut [f32],
+    g: &'a mut [f32],
+    m: &'a mut [f32],
+    rule: Rule,
+}
+
+impl Kernel for Sgd<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let r = self.rule;
+        if r.fixed {
+            return r.constant(self.w, self.a, self.g);
+        }
+        let (lr, momentum, decay) = (r.lr as f32, r.momentum as f32, r.decay as f32);
+        let (d, e) = (r.d as f32, (1.0 - r.d) as f32);
+        for (((w, a), grad), m) in self.w.iter_mut().zip(self.a).zip(self.g).zip(self.m) {
+            let g = *grad * r.scale * r.clip;
+            *grad = 0.0;
+            let g = g + decay * *w;
+            *m = momentum * *m + g;
+            *w -= lr * (g + momentum * *m);
+            *a = d * *a + e * *w;
+        }
+    }
+}
+
+struct AdamW<'a> {
+    w: &'a mut [f32],
+    a: &'a mut [f32],
+    g: &'a mut [f32],
+    m: &'a mut [f32],
+    v: &'a mut [f32],
+    /// Steps done, this one included.
+    t: i32,
+    rule: Rule,
+}
+
+impl Kernel for AdamW<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let r = self.rule;
+        if r.fixed {
+            return r.constant(self.w, self.a, self.g);
+        }
+        let beta1 = r.momentum;
+        let step = (r.lr / (1.0 - beta1.powi(self.t))) as f32;
+        let root = (1.0 - BETA2.powi(self.t)).sqrt() as f32;
+        let (keep, b1, b2) = ((1.0 - r.lr * r.decay) as f32, beta1 as f32, BETA2 as f32);
+        let (d, e) = (r.d as f32, (1.0 - r.d) as f32);
+        let moments = self.m.iter_mut().zip(self.v);
+        for (((w, a), grad), (m, v)) in self.w.iter_mut().zip(self.a).zip(self.g).zip(moments) {
+            let g = *grad * r.scale * r.clip;
+            *grad = 0.0;
+            *m = b1 * *m + (1.0 - b1) * g;
+            *v = b2 * *v + (1.0 - b2) * g * g;
+            *w = *w * keep - step * *m / (v.sqrt() / root + ADAM_EPS as f32);
+            *a = d * *a + e * *w;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::model::ModelSpec;
+    use crate::model::Network;
+    use crate::model::init::{self, State};
+    use crate::ops::cpu::testing::{Numbers, in_threads};
+    use crate::train::ema;
+    use crate::train::optim::finish_gradient;
+
+    const RATES: Rates = Rates {
+        lr: 0.01,
+        bias_lr: 0.04,
+        momentum: 0.9,
+    };
+
+    struct Run {
+        state: State,
+        average: State,
+        optimizer: Optimizer,
+        norms: Vec<f64>,
+    }
+
+    fn start(model: &str, algorithm: Algorithm) -> (Layout, Run) {
+        let network = Network::new(ModelSpec::resolve(model).unwrap(), 3);
+        let state = init::init(&network, 0);
+        let optimizer = Optimizer::new(algorithm, 5e-4, network.layout.param_len);
+        (
+            network.layout,
+            Run {
+                average: state.clone(),
+                state,
+                optimizer,
+                norms: vec![],
+            },
+        )
+    }
+
+    /// Gradients: small at first, then such as must be clipped.
+    fn gradient(n: usize, i: usize) -> Vec<f32> {
+        let size = [1e-3, 1.0, 30.0][i];
+        Numbers::new(i as u64).vec(n, -size, size)
+    }
+
+    const SCALE: GradientScale = GradientScale {
+        normalisers: [7.0, 0.3],
+        factor: 1.7,
+    };
+
+    fn reference(model: &str, algorithm: Algorithm) -> Run {
+        let (l, mut r) = start(model, algorithm);
+        for i in 0..3 {
+            let mut g = gradient(l.param_len, i);
+            r.norms
+                .push(finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor));
+            r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
+            ema::update(&mut r.average, &r.state, 0.25);
+        }
+        r
+    }
+
+    fn fast(isa: Isa, model: &str, algorithm: Algorithm) -> Run {
+        let (l, mut r) = start(model, algorithm);
+        for i in 0..3 {
+            let mut g = gradient(l.param_len, i);
+            let norm = gradient_norm(isa, &l, &g, SCALE);
+            r.norms.push(norm);
+            let (params, average) = (&mut r.state.params[..], &mut r.average.params[..]);
+            let flat = Flat {
+                params,
+                average,
+                gradient: &mut g,
+            };
+            step(isa, &l, &mut r.optimizer, flat, &RATES, SCALE, norm, 0.25);
+            assert!(g.iter().all(|&g| g == 0.0));
+        }
+        r
+    }
+
+    #[test]
+    fn steps_equal_the_plain_optimizer_and_average_on_every_instruction_set_and_any_number_of_threads()
+     {
+        for model in ["yolo26n", "yolov8n"] {
+            for algorithm in [Algorithm::Sgd, Algorithm::AdamW] {
+                let want = reference(model, algorithm);
+                assert!(want.norms[0] < MAX_NORM && want.norms[2] > MAX_NORM);
+                for isa in Isa::available() {
+                    for threads in [1, 2] {
+                        let got = in_threads(threads, || fast(isa, model, algorithm));
+                        for (g, w) in got.norms.iter().zip(&want.norms) {
+                            assert!((g / w - 1.0).abs() < 1e-12, "{g} for {w}");
+                        }
+                        assert!(got.state.params == want.state.params, "parameters, {isa:?}");
+                        assert!(
+                            got.average.params == want.average.params,
+                            "average, {isa:?}"
+                        );
+                        assert!(got.optimizer == want.optimizer, "optimizer, {isa:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_has_such_a_norm() {
+        let (l, _) = start("yolo26n", Algorithm::Sgd);
+        let mut g = vec![1.0; l.param_len];
+        *g.last_mut().unwrap() = f32::NAN;
+        assert!(gradient_norm(Isa::best(), &l, &g, SCALE).is_nan());
+    }
+
+    /// Not a test: `cargo test --release --lib train::flat::tests::rate -- --ignored --nocapture`.
+    #[test]
+    #[ignore = "a measurement"]
+    fn rate() {
+        for algorithm in [Algorithm::Sgd, Algorithm::AdamW] {
+            let (l, mut r) = start("yolo26n", algorithm);
+            let (mut plain, mut fused) = (f64::MAX, f64::MAX);
+            for _ in 0..8 {
+                let mut g = gradient(l.param_len, 1);
+                let t = std::time::Instant::now();
+                finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor);
+                r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
+                ema::update(&mut r.average, &r.state, 0.25);
+                plain = plain.min(t.elapsed().as_secs_f64() * 1e3);
+                let mut g = gradient(l.param_len, 1);
+                let t = std::time::Instant::now();
+                let norm = gradient_norm(Isa::best(), &l, &g, SCALE);
+                let (params, average) = (&mut r.state.params[..], &mut r.average.params[..]);
+                let flat = Flat {
+                    params,
+                    average,
+                    gradient: &mut g,
+                };
+                step(
+                    Isa::best(),
+                    &l,
+                    &mut r.optimizer,
+                    flat,
+                    &RATES,
+                    SCALE,
+                    norm,
+                    0.25,
+                );
+                fused = fused.min(t.elapsed().as_secs_f64() * 1e3);
+            }
+            println!(
+                "{algorithm:?}, {} parameters: plain {plain:.2} ms, fused {fused:.2} ms",
+                l.param_len
+            );
+        }
+    }
+}
