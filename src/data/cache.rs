@@ -219,7 +219,7 @@ mod tests {
             })
         });
         let cache = ImageCache::new(split(1), 10, 1000, small);
-        let error = cache.get(0).err().expect("wrong size");
+        let error = cache.get(0).expect_err("wrong size");
         assert!(error.to_string().contains("20 x 10"), "{error}");
         assert_eq!(cache.bytes(), 0);
     }

@@ -67,19 +67,21 @@ pub fn assign(
             } else {
                 best.last().map_or(f64::INFINITY, |p| p.metric)
             };
+            // false for NaN too
+            let beats = |metric: f64| metric > floor;
             let b = boxes(anchor);
             let iou = target.iou(b);
             let most = iou.max(0.0).powi(BETA);
-            if !(most > floor) {
+            if !beats(most) {
                 return;
             }
             let root = score(anchor, t.class).sqrt();
-            if !(root * most > floor) {
+            if !beats(root * most) {
                 return;
             }
             let overlap = target.ciou(b, iou).max(0.0);
             let metric = root * overlap.powi(BETA);
-            if metric > floor {
+            if beats(metric) {
                 best.truncate(topk.first - 1);
                 let at = best.partition_point(|p| p.metric >= metric);
                 best.insert(

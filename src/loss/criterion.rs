@@ -152,7 +152,7 @@ pub fn head_loss(
         let row = (image * a + anchor) * width;
         anchors.to_box(anchor, distances(|i| raw.at(row + i), c.reg_max))
     };
-    let mut rows: Vec<(usize, Positive, GroundTruth)> = vec![];
+    let mut rows: Vec<Row> = vec![];
     for (image, t) in truths.iter().enumerate() {
         let probability = |anchor: usize, class: usize| {
             1.0 / (1.0 + (-logits.at((image * a + anchor) * classes + class)).exp())
@@ -192,10 +192,13 @@ pub fn head_loss(
     }
 }
 
+/// A positive anchor: image, anchor, object.
+type Row = (usize, Positive, GroundTruth);
+
 /// Numerators of the box and distance terms over the positives.
 fn box_terms(
     out: &HeadOutput,
-    rows: &[(usize, Positive, GroundTruth)],
+    rows: &[Row],
     anchors: &Anchors,
     c: &Criterion,
     width: usize,
@@ -212,10 +215,8 @@ fn box_terms(
     let like = &out.boxes;
     let weight = constant(rows.iter().map(|r| r.1.score).collect(), [p, 1], like);
     // everything in units of the anchor's stride
-    let flat = |f: &dyn Fn(&(usize, Positive, GroundTruth)) -> [f64; 4]| {
-        rows.iter().flat_map(f).collect::<Vec<_>>()
-    };
-    let ltrb = |r: &(usize, Positive, GroundTruth)| {
+    let flat = |f: &dyn Fn(&Row) -> [f64; 4]| rows.iter().flat_map(f).collect::<Vec<_>>();
+    let ltrb = |r: &Row| {
         let ([x, y], s, t) = (anchors.xy[r.1.anchor], anchors.stride[r.1.anchor], r.2.xyxy);
         [
             (x - t[0]) / s,

@@ -294,7 +294,7 @@ impl Psa {
 enum Inner {
     Bottleneck(Bottleneck),
     C3k(C3k),
-    Attention(Bottleneck, Psa),
+    Attention(Box<(Bottleneck, Psa)>),
 }
 
 /// Cross-stage partial block whose inner outputs are all concatenated (C2f, C3k2).
@@ -334,7 +334,7 @@ impl Csp {
                 let name = format!("{name}.m.{i}");
                 if a.attention {
                     let first = Bottleneck::new(b, &format!("{name}.0"), hidden, a.shortcut, e);
-                    Inner::Attention(first, Psa::new(b, &format!("{name}.1"), hidden))
+                    Inner::Attention(Box::new((first, Psa::new(b, &format!("{name}.1"), hidden))))
                 } else if a.c3k {
                     Inner::C3k(C3k::new(b, &name, hidden, 2, a.shortcut))
                 } else {
@@ -357,9 +357,9 @@ impl Csp {
             last = match m {
                 Inner::Bottleneck(b) => b.forward(last, p),
                 Inner::C3k(c) => c.forward(last, p),
-                Inner::Attention(b, a) => {
-                    let y = b.forward(last, p);
-                    a.forward(y, p)
+                Inner::Attention(inner) => {
+                    let y = inner.0.forward(last, p);
+                    inner.1.forward(y, p)
                 }
             };
             parts.push(last.clone());
@@ -373,9 +373,9 @@ impl Csp {
             match m {
                 Inner::Bottleneck(b) => b.cost(s, c),
                 Inner::C3k(k) => k.cost(s, c),
-                Inner::Attention(b, a) => {
-                    b.cost(s, c);
-                    a.cost(s, c);
+                Inner::Attention(inner) => {
+                    inner.0.cost(s, c);
+                    inner.1.cost(s, c);
                 }
             }
         }

@@ -370,7 +370,7 @@ fn product(
     add: bool,
 ) {
     assert!(
-        width % LINE == 0 && depth * width <= b.len() && rows * width <= c.len(),
+        width.is_multiple_of(LINE) && depth * width <= b.len() && rows * width <= c.len(),
         "factors of a product"
     );
     assert!(

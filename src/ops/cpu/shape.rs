@@ -278,7 +278,7 @@ fn copy_columns(
     }
     // a copy of fixed size is a few instructions; the usual widths are multiples of 8
     let pixels = x.chunks_exact(xc).zip(out.chunks_exact_mut(oc));
-    if len % 8 == 0 && len <= 128 {
+    if len.is_multiple_of(8) && len <= 128 {
         for (x, out) in pixels {
             let (x, _) = x[from..from + len].as_chunks::<8>();
             let (out, _) = out[to..to + len].as_chunks_mut::<8>();
