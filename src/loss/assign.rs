@@ -62,39 +62,59 @@ pub fn assign(
         candidates(anchors, t.xyxy, topk.min_side, |anchor| {
             // An anchor without alignment has target 0 and cannot win a conflict: leaving it out changes nothing.
             // Nor does leaving out one that cannot come before the last of the best, which all have lower anchors.
-            let floor = if best.len() < topk.first { 0.0 } else { best.last().map_or(f64::INFINITY, |p| p.metric) };
+            let floor = if best.len() < topk.first {
+                0.0
+            } else {
+                best.last().map_or(f64::INFINITY, |p| p.metric)
+            };
             let b = boxes(anchor);
             let iou = target.iou(b);
             let most = iou.max(0.0).powi(BETA);
-            if !(most > floor) {
-                return;
-            }
-            let root = score(anchor, t.class).sqrt();
-            if !(root * most > floor) {
-                return;
-            }
-            let overlap = target.ciou(b, iou).max(0.0);
-            let metric = root * overlap.powi(BETA);
-            if metric > floor {
-                best.truncate(topk.first - 1);
-                let at = best.partition_point(|p| p.metric >= metric);
-                best.insert(at, Pair { anchor, truth, metric, overlap });
+            if most > floor {
+                let root = score(anchor, t.class).sqrt();
+                if root * most > floor {
+                    let overlap = target.ciou(b, iou).max(0.0);
+                    let metric = root * overlap.powi(BETA);
+                    if metric > floor {
+                        best.truncate(topk.first - 1);
+                        let at = best.partition_point(|p| p.metric >= metric);
+                        best.insert(
+                            at,
+                            Pair {
+                                anchor,
+                                truth,
+                                metric,
+                                overlap,
+                            },
+                        );
+                    }
+                }
             }
         });
         chosen.append(&mut best);
     }
     // an anchor claimed by several objects stays with the one it overlaps most
     chosen.sort_by(|a, b| {
-        a.anchor.cmp(&b.anchor).then(b.overlap.total_cmp(&a.overlap)).then(a.truth.cmp(&b.truth))
+        a.anchor
+            .cmp(&b.anchor)
+            .then(b.overlap.total_cmp(&a.overlap))
+            .then(a.truth.cmp(&b.truth))
     });
     chosen.dedup_by_key(|p| p.anchor);
     if topk.last < topk.first {
         chosen.sort_by(|a, b| {
-            a.truth.cmp(&b.truth).then(b.metric.total_cmp(&a.metric)).then(a.anchor.cmp(&b.anchor))
+            a.truth
+                .cmp(&b.truth)
+                .then(b.metric.total_cmp(&a.metric))
+                .then(a.anchor.cmp(&b.anchor))
         });
         let mut rank = (usize::MAX, 0);
         chosen.retain(|p| {
-            rank = if p.truth == rank.0 { (p.truth, rank.1 + 1) } else { (p.truth, 0) };
+            rank = if p.truth == rank.0 {
+                (p.truth, rank.1 + 1)
+            } else {
+                (p.truth, 0)
+            };
             rank.1 < topk.last
         });
         chosen.sort_by_key(|p| p.anchor);
@@ -108,7 +128,11 @@ pub fn assign(
         .into_iter()
         .map(|p| {
             let (metric, overlap) = best[p.truth];
-            Positive { anchor: p.anchor, truth: p.truth, score: p.metric * overlap / (metric + EPS) }
+            Positive {
+                anchor: p.anchor,
+                truth: p.truth,
+                score: p.metric * overlap / (metric + EPS),
+            }
         })
         .collect()
 }
@@ -128,7 +152,8 @@ fn candidates(anchors: &Anchors, b: [f64; 4], min_side: f64, mut f: impl FnMut(u
         let s = l.stride as f64;
         // cells that can lie inside, one more on each side; the exact test follows
         let first = |lo: f64| ((lo / s - 0.5).floor().max(0.0)) as usize;
-        let last = |hi: f64, n: usize| ((hi / s - 0.5).ceil().max(-1.0) + 1.0).min(n as f64) as usize;
+        let last =
+            |hi: f64, n: usize| ((hi / s - 0.5).ceil().max(-1.0) + 1.0).min(n as f64) as usize;
         for row in first(y1)..last(y2, l.rows) {
             for col in first(x1)..last(x2, l.cols) {
                 let anchor = l.first + row * l.cols + col;
@@ -147,8 +172,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const MANY: TopK = TopK { first: 10, last: 10, min_side: 16.0 };
-    const ONE: TopK = TopK { first: 7, last: 1, min_side: 16.0 };
+    const MANY: TopK = TopK {
+        first: 10,
+        last: 10,
+        min_side: 16.0,
+    };
+    const ONE: TopK = TopK {
+        first: 7,
+        last: 1,
+        min_side: 16.0,
+    };
 
     fn truth(xyxy: [f64; 4]) -> GroundTruth {
         GroundTruth { class: 0, xyxy }
@@ -163,9 +196,21 @@ mod tests {
             [x - 5.0, y - 5.0, x + 5.0, y + 5.0]
         };
         let with = assign(&a, &[tiny], MANY, |_, _| 0.5, near);
-        let without = assign(&a, &[tiny], TopK { min_side: 0.0, ..MANY }, |_, _| 0.5, near);
+        let without = assign(
+            &a,
+            &[tiny],
+            TopK {
+                min_side: 0.0,
+                ..MANY
+            },
+            |_, _| 0.5,
+            near,
+        );
         assert!(!with.is_empty());
-        assert!(without.is_empty(), "no centre lies inside a 2 px object at (17.5, 17.5)");
+        assert!(
+            without.is_empty(),
+            "no centre lies inside a 2 px object at (17.5, 17.5)"
+        );
     }
 
     #[test]
@@ -176,11 +221,20 @@ mod tests {
         let p = assign(&a, &[t], ONE, |_, _| 0.3, shifted);
         assert_eq!(p.len(), 1);
         let overlap = ciou(t.xyxy, shifted(p[0].anchor));
-        assert!((p[0].score - overlap).abs() < 1e-6, "the best anchor's target is its overlap");
+        assert!(
+            (p[0].score - overlap).abs() < 1e-6,
+            "the best anchor's target is its overlap"
+        );
     }
 
     /// The definition, written over the dense matrix of all pairs.
-    fn dense(a: &Anchors, truths: &[GroundTruth], k: TopK, score: &[f64], boxes: &[[f64; 4]]) -> Vec<(usize, usize, f64)> {
+    fn dense(
+        a: &Anchors,
+        truths: &[GroundTruth],
+        k: TopK,
+        score: &[f64],
+        boxes: &[[f64; 4]],
+    ) -> Vec<(usize, usize, f64)> {
         let (n, m) = (a.len(), truths.len());
         let mut metric = vec![vec![0.0; n]; m];
         let mut overlap = vec![vec![0.0; n]; m];
@@ -202,10 +256,14 @@ mod tests {
             }
             let mut order: Vec<usize> = (0..n).collect();
             order.sort_by(|&i, &j| metric[g][j].total_cmp(&metric[g][i]).then(i.cmp(&j)));
-            order[..k.first.min(n)].iter().for_each(|&i| mask[g][i] = metric[g][i] > 0.0);
+            order[..k.first.min(n)]
+                .iter()
+                .for_each(|&i| mask[g][i] = metric[g][i] > 0.0);
         }
         for i in 0..n {
-            let best = (0..m).filter(|&g| mask[g][i]).max_by(|&g, &h| overlap[g][i].total_cmp(&overlap[h][i]).then(h.cmp(&g)));
+            let best = (0..m)
+                .filter(|&g| mask[g][i])
+                .max_by(|&g, &h| overlap[g][i].total_cmp(&overlap[h][i]).then(h.cmp(&g)));
             (0..m).for_each(|g| mask[g][i] &= Some(g) == best);
         }
         let mut out = vec![];
@@ -215,7 +273,10 @@ mod tests {
             own.truncate(k.last);
             let best_metric = own.iter().map(|&i| metric[g][i]).fold(0.0, f64::max);
             let best_overlap = own.iter().map(|&i| overlap[g][i]).fold(0.0, f64::max);
-            out.extend(own.iter().map(|&i| (i, g, metric[g][i] * best_overlap / (best_metric + EPS))));
+            out.extend(
+                own.iter()
+                    .map(|&i| (i, g, metric[g][i] * best_overlap / (best_metric + EPS))),
+            );
         }
         out.sort_by_key(|p| p.0);
         out

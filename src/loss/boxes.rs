@@ -22,7 +22,11 @@ impl Target {
     #[must_use]
     pub fn new(xyxy: [f64; 4]) -> Self {
         let (w, h) = size(xyxy);
-        Self { xyxy, area: w * h, angle: (w / h).atan() }
+        Self {
+            xyxy,
+            area: w * h,
+            angle: (w / h).atan(),
+        }
     }
 
     /// Intersection over union with `b`: CIoU is never larger.
@@ -30,7 +34,8 @@ impl Target {
     pub fn iou(&self, b: [f64; 4]) -> f64 {
         let a = self.xyxy;
         let (w, h) = size(b);
-        let overlap = |lo1: f64, hi1: f64, lo2: f64, hi2: f64| (hi1.min(hi2) - lo1.max(lo2)).max(0.0);
+        let overlap =
+            |lo1: f64, hi1: f64, lo2: f64, hi2: f64| (hi1.min(hi2) - lo1.max(lo2)).max(0.0);
         let inter = overlap(a[0], a[2], b[0], b[2]) * overlap(a[1], a[3], b[1], b[3]);
         inter / (self.area + w * h - inter + EPS)
     }

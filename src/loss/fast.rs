@@ -5,13 +5,13 @@
 //! not, and all of the boxes, follow in float64. Sums are formed in pieces of fixed size, then over the image, its
 //! lane and the lanes' tree, in float64: the number of threads changes no byte.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::f64::consts::PI;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::anchors::{Anchors, distances};
+use super::anchors::Anchors;
 use super::assign::{GroundTruth, Positive, assign};
 use super::criterion::{Components, Criterion};
 use crate::ops::cpu::isa::{Isa, Kernel};
@@ -86,17 +86,35 @@ pub fn head_loss_and_gradient(
         d_boxes.fill(0.0);
         return FastLoss::default();
     }
-    let outputs = out.boxes.par_chunks(boxes).zip(out.scores.par_chunks(scores));
-    let gradients = d_boxes.par_chunks_mut(boxes).zip(d_scores.par_chunks_mut(scores));
+    let outputs = out
+        .boxes
+        .par_chunks(boxes)
+        .zip(out.scores.par_chunks(scores));
+    let gradients = d_boxes
+        .par_chunks_mut(boxes)
+        .zip(d_scores.par_chunks_mut(scores));
     let images: Vec<FastLoss> = outputs
         .zip(gradients)
         .zip(truths)
         .map(|(((boxes, scores), (d_boxes, d_scores)), truths)| {
-            let image = Image { isa, boxes, scores, classes: out.classes, truths, anchors, c, weight };
+            let image = Image {
+                isa,
+                boxes,
+                scores,
+                classes: out.classes,
+                truths,
+                anchors,
+                c,
+                weight,
+            };
             image.loss(d_boxes, d_scores)
         })
         .collect();
-    let lane = |lane: &Range<usize>| images[lane.clone()].iter().fold(FastLoss::default(), |a, b| a.merge(*b));
+    let lane = |lane: &Range<usize>| {
+        images[lane.clone()]
+            .iter()
+            .fold(FastLoss::default(), |a, b| a.merge(*b))
+    };
     tree(lanes.iter().map(lane).collect(), FastLoss::merge).unwrap_or_default()
 }
 
@@ -116,13 +134,25 @@ impl Image<'_> {
     fn loss(&self, d_boxes: &mut [f32], d_scores: &mut [f32]) -> FastLoss {
         let gains = self.c.gains;
         let scale = self.weight * gains.classes;
-        let tasks = self.scores.par_chunks(TASK).zip(d_scores.par_chunks_mut(TASK));
-        let parts: Vec<f64> = tasks.map(|(x, d)| self.isa.run(Negatives { x, d, scale: scale as f32 })).collect();
+        let tasks = self
+            .scores
+            .par_chunks(TASK)
+            .zip(d_scores.par_chunks_mut(TASK));
+        let parts: Vec<f64> = tasks
+            .map(|(x, d)| {
+                self.isa.run(Negatives {
+                    x,
+                    d,
+                    scale: scale as f32,
+                })
+            })
+            .collect();
         let mut loss = FastLoss::default();
         loss.sums.classes = parts.iter().sum();
 
         d_boxes.fill(0.0);
         let width = 4 * self.c.reg_max;
+        let mut powers = vec![0.0; width];
         for p in self.positives() {
             let t = self.truths[p.truth];
             loss.score_sum += p.score;
@@ -133,7 +163,13 @@ impl Image<'_> {
             d_scores[at] = ((sigmoid(x) - p.score) * scale) as f32;
 
             let at = p.anchor * width..(p.anchor + 1) * width;
-            let (boxes, dist) = self.box_terms(&self.boxes[at.clone()], &p, &t, &mut d_boxes[at]);
+            let (boxes, dist) = self.box_terms(
+                &self.boxes[at.clone()],
+                &p,
+                &t,
+                &mut powers,
+                &mut d_boxes[at],
+            );
             loss.sums.boxes += boxes * p.score;
             loss.sums.distances += dist * p.score;
         }
@@ -142,16 +178,29 @@ impl Image<'_> {
 
     fn positives(&self) -> Vec<Positive> {
         let width = 4 * self.c.reg_max;
-        let score = |anchor: usize, class: usize| sigmoid(f64::from(self.scores[anchor * self.classes + class]));
+        let score = |anchor: usize, class: usize| {
+            sigmoid(f64::from(self.scores[anchor * self.classes + class]))
+        };
+        let powers = RefCell::new(vec![0.0; width]);
         let decode = |anchor: usize| {
             let raw = &self.boxes[anchor * width..][..width];
-            self.anchors.to_box(anchor, distances(|i| f64::from(raw[i]), self.c.reg_max))
+            self.anchors.to_box(
+                anchor,
+                self.sides(raw, &mut powers.borrow_mut()).map(|s| s.mean),
+            )
         };
         if self.c.reg_max == 1 {
             return assign(self.anchors, self.truths, self.c.topk, score, decode);
         }
         // a distribution is decoded once, also where many objects ask for it
-        let decoded = vec![Cell::new(None); if self.truths.is_empty() { 0 } else { self.anchors.len() }];
+        let decoded = vec![
+            Cell::new(None);
+            if self.truths.is_empty() {
+                0
+            } else {
+                self.anchors.len()
+            }
+        ];
         assign(self.anchors, self.truths, self.c.topk, score, |anchor| {
             decoded[anchor].get().unwrap_or_else(|| {
                 let b = decode(anchor);
@@ -161,18 +210,44 @@ impl Image<'_> {
         })
     }
 
+    /// The four distances of an anchor, `powers` as [`Sides`] leaves them.
+    fn sides(&self, raw: &[f32], powers: &mut [f64]) -> [Side; 4] {
+        if self.c.reg_max == 1 {
+            return std::array::from_fn(|i| Side {
+                mean: f64::from(raw[i]),
+                ..Side::default()
+            });
+        }
+        self.isa.run(Sides { raw, powers })
+    }
+
     /// `1 - CIoU` and the distance term of a positive, without its target, and the gradient of its outputs `raw`.
-    fn box_terms(&self, raw: &[f32], p: &Positive, t: &GroundTruth, d: &mut [f32]) -> (f64, f64) {
+    fn box_terms(
+        &self,
+        raw: &[f32],
+        p: &Positive,
+        t: &GroundTruth,
+        powers: &mut [f64],
+        d: &mut [f32],
+    ) -> (f64, f64) {
         let (gains, bins) = (self.c.gains, self.c.reg_max);
         let ([x, y], s) = (self.anchors.xy[p.anchor], self.anchors.stride[p.anchor]);
         let weight = self.weight * p.score;
         // everything in units of the anchor's stride
         let target = t.xyxy.map(|v| v / s);
-        let ltrb = [(x - t.xyxy[0]) / s, (y - t.xyxy[1]) / s, (t.xyxy[2] - x) / s, (t.xyxy[3] - y) / s];
+        let ltrb = [
+            (x - t.xyxy[0]) / s,
+            (y - t.xyxy[1]) / s,
+            (t.xyxy[2] - x) / s,
+            (t.xyxy[3] - y) / s,
+        ];
         let centre = [x / s, y / s, x / s, y / s];
         let sign = [-1.0, -1.0, 1.0, 1.0];
-        let dist = distances(|i| f64::from(raw[i]), bins);
-        let (ciou, slope) = ciou_gradient(std::array::from_fn(|i| centre[i] + sign[i] * dist[i]), target);
+        let sides = self.sides(raw, powers);
+        let (ciou, slope) = ciou_gradient(
+            std::array::from_fn(|i| centre[i] + sign[i] * sides[i].mean),
+            target,
+        );
         // of the box term with respect to the four distances
         let by_box: [f64; 4] = std::array::from_fn(|i| -slope[i] * sign[i] * gains.boxes * weight);
         let mut sum = 0.0;
@@ -180,33 +255,31 @@ impl Image<'_> {
             let size = self.anchors.size;
             for i in 0..4 {
                 let unit = s / size[i % 2];
-                let off = dist[i] - ltrb[i];
+                let off = sides[i].mean - ltrb[i];
                 sum += off.abs() * unit / 4.0;
                 let side = if off == 0.0 { 0.0 } else { off.signum() };
                 d[i] = (by_box[i] + side * unit / 4.0 * gains.distances * weight) as f32;
             }
         } else {
-            for i in 0..4 {
-                let (raw, d) = (&raw[i * bins..][..bins], &mut d[i * bins..][..bins]);
-                // the two bins around the target, linearly weighted
+            for (i, side) in sides.iter().enumerate() {
+                let at = i * bins..(i + 1) * bins;
+                let (raw, powers, d) = (&raw[at.clone()], &powers[at.clone()], &mut d[at]);
+                // cross entropy with the two bins around the target, linearly weighted
                 let t = ltrb[i].clamp(0.0, bins as f64 - 1.01);
                 let left = t.floor();
-                let wanted = |b: usize| match b as f64 - left {
-                    0.0 => left + 1.0 - t,
-                    1.0 => t - left,
-                    _ => 0.0,
-                };
-                let max = raw.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-                let log_sum = raw.iter().map(|r| f64::from(r - max).exp()).sum::<f64>().ln() + f64::from(max);
-                for (b, (r, d)) in raw.iter().zip(d).enumerate() {
-                    let log_q = f64::from(*r) - log_sum;
-                    let q = log_q.exp();
-                    let w = wanted(b);
-                    if w != 0.0 {
-                        sum -= w * log_q / 4.0;
-                    }
+                let first = left as usize;
+                let wanted = [left + 1.0 - t, t - left];
+                for (b, (power, d)) in powers.iter().zip(&mut *d).enumerate() {
+                    let q = power / side.sum;
+                    let by_dist = q / 4.0 * gains.distances * weight;
+                    *d = (by_box[i] * q * (b as f64 - side.mean) + by_dist) as f32;
+                }
+                for (b, w) in (first..).zip(wanted) {
+                    let q = powers[b] / side.sum;
+                    let log_q = f64::from(raw[b]) - side.max - side.sum.ln();
+                    sum -= w * log_q / 4.0;
                     let by_dist = (q - w) / 4.0 * gains.distances * weight;
-                    *d = (by_box[i] * q * (b as f64 - dist[i]) + by_dist) as f32;
+                    d[b] = (by_box[i] * q * (b as f64 - side.mean) + by_dist) as f32;
                 }
             }
         }
@@ -218,16 +291,111 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// A distance: the mean of a softmax over its bins, as in [`super::anchors::distances`].
+#[derive(Debug, Clone, Copy, Default)]
+struct Side {
+    max: f64,
+    /// Of `exp(logit - max)`.
+    sum: f64,
+    mean: f64,
+}
+
+/// Logits of four distances; leaves `exp(logit - max)` in `powers`.
+struct Sides<'a> {
+    raw: &'a [f32],
+    powers: &'a mut [f64],
+}
+
+impl Kernel for Sides<'_> {
+    type Output = [Side; 4];
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> [Side; 4] {
+        let bins = self.raw.len() / 4;
+        let mut maxima = [f32::NEG_INFINITY; 4];
+        for (max, raw) in maxima.iter_mut().zip(self.raw.chunks_exact(bins)) {
+            *max = raw.iter().fold(*max, |a, &b| if b > a { b } else { a });
+            if raw.iter().any(|r| r.is_nan()) {
+                *max = f32::NAN;
+            }
+        }
+        let rows = self
+            .powers
+            .chunks_exact_mut(bins)
+            .zip(self.raw.chunks_exact(bins));
+        for ((powers, raw), &max) in rows.zip(&maxima) {
+            for (p, r) in powers.iter_mut().zip(raw) {
+                *p = exp_below_zero(f64::from(*r) - f64::from(max));
+            }
+        }
+        let mut sides = [Side::default(); 4];
+        for ((side, powers), &max) in sides
+            .iter_mut()
+            .zip(self.powers.chunks_exact(bins))
+            .zip(&maxima)
+        {
+            let (mut sum, mut mean) = (0.0, 0.0);
+            for (b, p) in powers.iter().enumerate() {
+                sum += p;
+                mean += p * b as f64;
+            }
+            *side = Side {
+                max: f64::from(max),
+                sum,
+                mean: mean / sum,
+            };
+        }
+        sides
+    }
+}
+
+/// `e^x` for `x <= 0` to about 3e-16 relative (0 below -708), in a form that compilers turn into vectors: ln 2 in two
+/// parts, then the power series.
+#[inline(always)]
+fn exp_below_zero(x: f64) -> f64 {
+    /// Adding it rounds to a whole number, whose bits are then the last ones.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let bounded = if x < -708.0 { -708.0 } else { x };
+    let shifted = bounded * std::f64::consts::LOG2_E + ROUND;
+    let k = shifted - ROUND;
+    let r = bounded - k * 6.931_471_803_691_238e-1 - k * 1.908_214_929_270_587_7e-10;
+    let mut p = 1.0 / 6_227_020_800.0;
+    for c in [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
+        p = p * r + c;
+    }
+    let scale = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+    if x < -708.0 { 0.0 } else { p * scale }
+}
+
 /// CIoU of `p` with the target `t` and its gradient with respect to `p`; the weight of the aspect term is a constant.
 fn ciou_gradient(p: [f64; 4], t: [f64; 4]) -> (f64, [f64; 4]) {
     let (w1, h1) = (p[2] - p[0], p[3] - p[1] + EPS);
     let (w2, h2) = (t[2] - t[0], t[3] - t[1] + EPS);
-    let shared = [p[2].min(t[2]) - p[0].max(t[0]), p[3].min(t[3]) - p[1].max(t[1])];
+    let shared = [
+        p[2].min(t[2]) - p[0].max(t[0]),
+        p[3].min(t[3]) - p[1].max(t[1]),
+    ];
     let [iw, ih] = shared.map(|v| v.max(0.0));
     let inter = iw * ih;
     let union = w1 * h1 + w2 * h2 - inter + EPS;
     let iou = inter / union;
-    let (cw, ch) = (p[2].max(t[2]) - p[0].min(t[0]), p[3].max(t[3]) - p[1].min(t[1]));
+    let (cw, ch) = (
+        p[2].max(t[2]) - p[0].min(t[0]),
+        p[3].max(t[3]) - p[1].min(t[1]),
+    );
     let c2 = cw * cw + ch * ch + EPS;
     let off = [t[0] + t[2] - p[0] - p[2], t[1] + t[3] - p[1] - p[3]];
     let rho2 = (off[0] * off[0] + off[1] * off[1]) / 4.0;
@@ -248,7 +416,11 @@ fn ciou_gradient(p: [f64; 4], t: [f64; 4]) -> (f64, [f64; 4]) {
         let d_inter = if inner { side * other_shared } else { 0.0 };
         let d_union = side * other_size - d_inter;
         let d_iou = (d_inter - iou * d_union) / union;
-        let d_c2 = if outer { 2.0 * side * if axis == 0 { cw } else { ch } } else { 0.0 };
+        let d_c2 = if outer {
+            2.0 * side * if axis == 0 { cw } else { ch }
+        } else {
+            0.0
+        };
         let d_rho2 = -off[axis] / 2.0;
         let d_angle = side * if axis == 0 { h1 } else { -w1 } / diagonal;
         let d_v = -2.0 * k * turn * d_angle;
@@ -271,7 +443,10 @@ impl Kernel for Negatives<'_> {
         const { assert!(S::N <= 16) };
         let scale = s.splat(self.scale);
         let mut total = 0.0;
-        let pieces = self.x.chunks(PIECE * S::N).zip(self.d.chunks_mut(PIECE * S::N));
+        let pieces = self
+            .x
+            .chunks(PIECE * S::N)
+            .zip(self.d.chunks_mut(PIECE * S::N));
         let mut lanes = [0.0f32; 16];
         for (x, d) in pieces {
             let mut sum = s.zero();

@@ -1,10 +1,14 @@
 use super::super::criterion::{Gains, ONE_TO_MANY, ONE_TO_ONE, head_loss};
 use super::*;
 use crate::model::HeadOutput;
-use crate::ops::cpu::testing::{Numbers, in_threads, quarters};
+use crate::ops::cpu::testing::{Numbers, assert_same, in_threads, quarters};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
-const GAINS: Gains = Gains { boxes: 7.5, classes: 0.5, distances: 1.5 };
+const GAINS: Gains = Gains {
+    boxes: 7.5,
+    classes: 0.5,
+    distances: 1.5,
+};
 
 struct Case {
     boxes: Vec<f32>,
@@ -21,36 +25,64 @@ fn case(seed: u64, n: usize, classes: usize, reg_max: usize, objects: usize, one
     let anchors = Anchors::new(height, width, &[8, 16, 32]);
     let a = anchors.len();
     let mut numbers = Numbers::new(seed);
-    let scores = (0..n * a * classes).map(|_| numbers.next(-6.0, 3.0)).collect();
+    let scores = (0..n * a * classes)
+        .map(|_| numbers.next(-6.0, 3.0))
+        .collect();
     let mut object = |_| {
         let (x, y) = (numbers.next(0.0, 140.0), numbers.next(0.0, 80.0));
         let (w, h) = (numbers.next(2.0, 90.0), numbers.next(2.0, 60.0));
         let xyxy = [x, y, (x + w).min(160.0), (y + h).min(96.0)].map(f64::from);
-        GroundTruth { class: (numbers.next(0.0, 0.999) * classes as f32) as usize, xyxy }
+        GroundTruth {
+            class: (numbers.next(0.0, 0.999) * classes as f32) as usize,
+            xyxy,
+        }
     };
-    let truths: Vec<Vec<GroundTruth>> =
-        (0..n).map(|i| if i == 1 { vec![] } else { (0..objects).map(&mut object).collect() }).collect();
+    let truths: Vec<Vec<GroundTruth>> = (0..n)
+        .map(|i| {
+            if i == 1 {
+                vec![]
+            } else {
+                (0..objects).map(&mut object).collect()
+            }
+        })
+        .collect();
     let mut boxes = vec![];
-    for i in 0..n {
+    for of_image in &truths {
         for k in 0..a {
             let ([x, y], s) = (anchors.xy[k], anchors.stride[k]);
-            let near = truths[i].get(k % objects.max(1));
+            let near = of_image.get(k % objects.max(1));
             for side in 0..4 {
                 let distance = match near {
-                    Some(t) => [x - t.xyxy[0], y - t.xyxy[1], t.xyxy[2] - x, t.xyxy[3] - y][side] / s,
+                    Some(t) => {
+                        [x - t.xyxy[0], y - t.xyxy[1], t.xyxy[2] - x, t.xyxy[3] - y][side] / s
+                    }
                     None => 3.0,
                 };
                 let distance = distance as f32 + numbers.next(-0.6, 0.6);
                 if reg_max == 1 {
                     boxes.push(distance);
                 } else {
-                    boxes.extend((0..reg_max).map(|b| numbers.next(-1.0, 1.0) - 0.5 * (b as f32 - distance).powi(2)));
+                    boxes
+                        .extend((0..reg_max).map(|b| {
+                            numbers.next(-1.0, 1.0) - 0.5 * (b as f32 - distance).powi(2)
+                        }));
                 }
             }
         }
     }
     let topk = if one { ONE_TO_ONE } else { ONE_TO_MANY };
-    Case { boxes, scores, truths, anchors, c: Criterion { reg_max, gains: GAINS, topk }, classes }
+    Case {
+        boxes,
+        scores,
+        truths,
+        anchors,
+        c: Criterion {
+            reg_max,
+            gains: GAINS,
+            topk,
+        },
+        classes,
+    }
 }
 
 impl Case {
@@ -58,14 +90,36 @@ impl Case {
         self.run_images(isa, weight, 0..self.truths.len())
     }
 
-    fn run_images(&self, isa: Isa, weight: f64, at: Range<usize>) -> (FastLoss, Vec<f32>, Vec<f32>) {
-        let (b, s) = (self.anchors.len() * 4 * self.c.reg_max, self.anchors.len() * self.classes);
+    fn run_images(
+        &self,
+        isa: Isa,
+        weight: f64,
+        at: Range<usize>,
+    ) -> (FastLoss, Vec<f32>, Vec<f32>) {
+        let (b, s) = (
+            self.anchors.len() * 4 * self.c.reg_max,
+            self.anchors.len() * self.classes,
+        );
         let boxes = &self.boxes[at.start * b..at.end * b];
         let scores = &self.scores[at.start * s..at.end * s];
         let (mut db, mut ds) = (vec![f32::NAN; boxes.len()], vec![f32::NAN; scores.len()]);
-        let out = RawHead { boxes, scores, classes: self.classes };
+        let out = RawHead {
+            boxes,
+            scores,
+            classes: self.classes,
+        };
         let (truths, lanes) = (&self.truths[at.clone()], quarters(at.len()));
-        let loss = head_loss_and_gradient(isa, out, truths, &self.anchors, &self.c, weight, &lanes, &mut db, &mut ds);
+        let loss = head_loss_and_gradient(
+            isa,
+            out,
+            truths,
+            &self.anchors,
+            &self.c,
+            weight,
+            &lanes,
+            &mut db,
+            &mut ds,
+        );
         (loss, db, ds)
     }
 
@@ -79,14 +133,21 @@ impl Case {
         };
         let boxes = tensor(&self.boxes, 4 * self.c.reg_max);
         let scores = tensor(&self.scores, self.classes);
-        let out = HeadOutput { boxes: boxes.clone(), scores: scores.clone() };
+        let out = HeadOutput {
+            boxes: boxes.clone(),
+            scores: scores.clone(),
+        };
         let l = head_loss(&out, &self.truths, &self.anchors, &self.c);
         let grads = (l.total * weight).backward();
         let read = |t: &Tensor<3>| match t.grad(&grads) {
             Some(g) => g.into_data().try_to_vec::<f64>().unwrap(),
             None => vec![0.0; t.shape().num_elements()],
         };
-        let loss = FastLoss { sums: l.sums, score_sum: l.score_sum, positives: l.positives };
+        let loss = FastLoss {
+            sums: l.sums,
+            score_sum: l.score_sum,
+            positives: l.positives,
+        };
         (loss, read(&boxes), read(&scores))
     }
 }
@@ -94,7 +155,10 @@ impl Case {
 /// Largest difference beside the largest wanted element.
 fn off(got: &[f32], want: &[f64]) -> f64 {
     let scale = want.iter().fold(1e-9f64, |a, v| a.max(v.abs()));
-    got.iter().zip(want).fold(0.0f64, |a, (g, w)| a.max((f64::from(*g) - w).abs())) / scale
+    got.iter()
+        .zip(want)
+        .fold(0.0f64, |a, (g, w)| a.max((f64::from(*g) - w).abs()))
+        / scale
 }
 
 #[test]
@@ -117,7 +181,10 @@ fn value_and_gradient_equal_the_reference_in_float64_on_every_instruction_set() 
                         (got.score_sum, want.score_sum),
                     ];
                     for (g, w) in pairs {
-                        assert!((g - w).abs() <= 1e-6 * w.abs() + 1e-9, "{isa:?} {g} for {w}");
+                        assert!(
+                            (g - w).abs() <= 1e-6 * w.abs() + 1e-9,
+                            "{isa:?} {g} for {w}"
+                        );
                     }
                     assert!(off(&gb, &db) < 1e-6, "boxes, {isa:?}: {}", off(&gb, &db));
                     assert!(off(&gs, &ds) < 1e-6, "scores, {isa:?}: {}", off(&gs, &ds));
@@ -134,12 +201,50 @@ fn scores_far_from_zero_keep_their_relative_precision() {
         for (i, &x) in x.iter().enumerate() {
             let one = [x; 1];
             let mut d = [0.0];
-            let value = isa.run(Negatives { x: &one, d: &mut d, scale: 1.0 });
+            let value = isa.run(Negatives {
+                x: &one,
+                d: &mut d,
+                scale: 1.0,
+            });
             let x = f64::from(x);
             let (want, slope) = ((-x.abs()).exp().ln_1p() + x.max(0.0), sigmoid(x));
-            assert!((value / want - 1.0).abs() < 5e-7, "{isa:?} {i} {x}: {value} for {want}");
-            assert!((f64::from(d[0]) / slope - 1.0).abs() < 5e-7, "{isa:?} {x}: {} for {slope}", d[0]);
+            assert!(
+                (value / want - 1.0).abs() < 5e-7,
+                "{isa:?} {i} {x}: {value} for {want}"
+            );
+            assert!(
+                (f64::from(d[0]) / slope - 1.0).abs() < 5e-7,
+                "{isa:?} {x}: {} for {slope}",
+                d[0]
+            );
         }
+    }
+}
+
+#[test]
+fn powers_equal_the_library_and_distances_the_reference() {
+    for i in 0..100_000 {
+        let x = -f64::from(i) * 0.0071;
+        let (got, want) = (exp_below_zero(x), x.exp());
+        assert!(
+            (got / want - 1.0).abs() < 5e-16 || want < 1e-307,
+            "{x}: {got} for {want}"
+        );
+    }
+    assert!(exp_below_zero(f64::NAN).is_nan());
+    assert_eq!(exp_below_zero(-1e9), 0.0);
+    let raw = Numbers::new(1).vec(64, -9.0, 9.0);
+    let want = super::super::anchors::distances(|i| f64::from(raw[i]), 16);
+    for isa in Isa::available() {
+        let got = isa.run(Sides {
+            raw: &raw,
+            powers: &mut [0.0; 64],
+        });
+        assert!(
+            got.iter()
+                .zip(want)
+                .all(|(g, w)| (g.mean - w).abs() < 1e-13)
+        );
     }
 }
 
@@ -155,8 +260,8 @@ fn threads_batch_and_ranks_change_no_byte() {
             let mut of_lane = FastLoss::default();
             for i in lane {
                 let (loss, db, ds) = case.run_images(isa, 0.8, i..i + 1);
-                assert_eq!(db, all.1[i * b..(i + 1) * b]);
-                assert_eq!(ds, all.2[i * s..(i + 1) * s]);
+                assert_same(&db, &all.1[i * b..(i + 1) * b], "boxes alone");
+                assert_same(&ds, &all.2[i * s..(i + 1) * s], "scores alone");
                 of_lane = of_lane.merge(loss);
             }
             lanes.push(of_lane);
@@ -189,26 +294,55 @@ fn rate() {
         });
         times.fold(f64::MAX, f64::min)
     };
-    for (n, reg_max, objects, large) in [(4, 1, 7, 120.0), (16, 1, 100, 120.0), (16, 16, 100, 120.0), (16, 16, 100, 400.0)] {
+    for (n, reg_max, objects, large) in [
+        (4, 1, 7, 120.0),
+        (16, 1, 100, 120.0),
+        (16, 16, 100, 120.0),
+        (16, 16, 100, 400.0),
+    ] {
         let anchors = Anchors::new(640, 640, &[8, 16, 32]);
         let a = anchors.len();
         let mut numbers = Numbers::new(3);
         let scores = numbers.vec(n * a * 80, -12.0, -4.0);
-        let boxes = if reg_max == 1 { numbers.vec(n * a * 4, 1.0, 6.0) } else { numbers.vec(n * a * 64, -2.0, 2.0) };
+        let boxes = if reg_max == 1 {
+            numbers.vec(n * a * 4, 1.0, 6.0)
+        } else {
+            numbers.vec(n * a * 64, -2.0, 2.0)
+        };
         let mut object = |_| {
             let (x, y) = (numbers.next(0.0, 600.0), numbers.next(0.0, 600.0));
             let (w, h) = (numbers.next(8.0, large), numbers.next(8.0, large));
             let xyxy = [x, y, (x + w).min(640.0), (y + h).min(640.0)].map(f64::from);
             GroundTruth { class: 3, xyxy }
         };
-        let truths: Vec<Vec<_>> = (0..n).map(|_| (0..objects).map(&mut object).collect()).collect();
+        let truths: Vec<Vec<_>> = (0..n)
+            .map(|_| (0..objects).map(&mut object).collect())
+            .collect();
         let (mut db, mut ds) = (vec![0.0; boxes.len()], vec![0.0; scores.len()]);
         for topk in [ONE_TO_MANY, ONE_TO_ONE] {
-            let c = Criterion { reg_max, gains: GAINS, topk };
-            let out = RawHead { boxes: &boxes, scores: &scores, classes: 80 };
+            let c = Criterion {
+                reg_max,
+                gains: GAINS,
+                topk,
+            };
+            let out = RawHead {
+                boxes: &boxes,
+                scores: &scores,
+                classes: 80,
+            };
             let lanes = quarters(n);
             let all = best(&mut || {
-                head_loss_and_gradient(Isa::best(), out, &truths, &anchors, &c, 1.0, &lanes, &mut db, &mut ds);
+                head_loss_and_gradient(
+                    Isa::best(),
+                    out,
+                    &truths,
+                    &anchors,
+                    &c,
+                    1.0,
+                    &lanes,
+                    &mut db,
+                    &mut ds,
+                );
             });
             let assigning = best(&mut || {
                 for i in 0..n {
@@ -225,7 +359,10 @@ fn rate() {
                     std::hint::black_box(image.positives());
                 }
             });
-            println!("{n} images, {objects} objects to {large} px, reg_max {reg_max}, top {}: {all:.2} ms, of which assignment on one thread {assigning:.2} ms", topk.last);
+            println!(
+                "{n} images, {objects} objects to {large} px, reg_max {reg_max}, top {}: {all:.2} ms, of which assignment on one thread {assigning:.2} ms",
+                topk.last
+            );
         }
     }
 }

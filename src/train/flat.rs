@@ -40,13 +40,21 @@ impl GradientScale {
 }
 
 /// The parts of parameters that lie in a chunk of flat memory: places within the chunk.
-fn pieces(layout: &Layout, chunk: Range<usize>) -> impl Iterator<Item = (Range<usize>, &ParamInfo)> {
-    let first = layout.params.partition_point(|p| p.range().end <= chunk.start);
+fn pieces(
+    layout: &Layout,
+    chunk: Range<usize>,
+) -> impl Iterator<Item = (Range<usize>, &ParamInfo)> {
+    let first = layout
+        .params
+        .partition_point(|p| p.range().end <= chunk.start);
     let from = chunk.start;
-    layout.params[first..].iter().take_while(move |p| p.offset < chunk.end).map(move |p| {
-        let at = p.range();
-        (at.start.max(from) - from..at.end.min(chunk.end) - from, p)
-    })
+    layout.params[first..]
+        .iter()
+        .take_while(move |p| p.offset < chunk.end)
+        .map(move |p| {
+            let at = p.range();
+            (at.start.max(from) - from..at.end.min(chunk.end) - from, p)
+        })
 }
 
 /// Norm of the scaled gradient before clipping; the gradient stays as it is.
@@ -55,13 +63,22 @@ fn pieces(layout: &Layout, chunk: Range<usize>) -> impl Iterator<Item = (Range<u
 /// If the gradient has not the layout's length.
 #[must_use]
 pub fn gradient_norm(isa: Isa, layout: &Layout, gradient: &[f32], scale: GradientScale) -> f64 {
-    assert_eq!(gradient.len(), layout.param_len, "gradient of all parameters");
+    assert_eq!(
+        gradient.len(),
+        layout.param_len,
+        "gradient of all parameters"
+    );
     let chunks = gradient.par_chunks(CHUNK).enumerate();
     let squares: Vec<f64> = chunks
         .map(|(i, g)| {
             let first = i * CHUNK;
             pieces(layout, first..first + g.len())
-                .map(|(at, p)| isa.run(Square { g: &g[at], scale: scale.of(p) }))
+                .map(|(at, p)| {
+                    isa.run(Square {
+                        g: &g[at],
+                        scale: scale.of(p),
+                    })
+                })
                 .sum()
         })
         .collect();
@@ -121,11 +138,20 @@ pub fn step(
 ) {
     let n = layout.param_len;
     assert!(
-        [flat.params.len(), flat.average.len(), flat.gradient.len(), optimizer.first.len()] == [n; 4],
+        [
+            flat.params.len(),
+            flat.average.len(),
+            flat.gradient.len(),
+            optimizer.first.len()
+        ] == [n; 4],
         "flat memory of {n} parameters"
     );
     optimizer.steps += 1;
-    let clip = if norm > MAX_NORM { (MAX_NORM / (norm + 1e-6)) as f32 } else { 1.0 };
+    let clip = if norm > MAX_NORM {
+        (MAX_NORM / (norm + 1e-6)) as f32
+    } else {
+        1.0
+    };
     let decay = optimizer.weight_decay;
     let rule = |p: &ParamInfo| {
         let (lr, decay) = match p.kind {
@@ -134,16 +160,35 @@ pub fn step(
             ParamKind::Bias => (rates.bias_lr, 0.0),
             ParamKind::Constant => (0.0, 0.0),
         };
-        Rule { scale: scale.of(p), clip, lr, decay, momentum: rates.momentum, fixed: p.kind == ParamKind::Constant, d }
+        Rule {
+            scale: scale.of(p),
+            clip,
+            lr,
+            decay,
+            momentum: rates.momentum,
+            fixed: p.kind == ParamKind::Constant,
+            d,
+        }
     };
-    let chunks = flat.params.par_chunks_mut(CHUNK).zip(flat.average.par_chunks_mut(CHUNK));
-    let chunks = chunks.zip(flat.gradient.par_chunks_mut(CHUNK)).zip(optimizer.first.par_chunks_mut(CHUNK));
+    let chunks = flat
+        .params
+        .par_chunks_mut(CHUNK)
+        .zip(flat.average.par_chunks_mut(CHUNK));
+    let chunks = chunks
+        .zip(flat.gradient.par_chunks_mut(CHUNK))
+        .zip(optimizer.first.par_chunks_mut(CHUNK));
     let place = |i: usize, len: usize| i * CHUNK..i * CHUNK + len;
     match optimizer.algorithm {
         Algorithm::Sgd => chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
             for (at, p) in pieces(layout, place(i, w.len())) {
                 let [w, a, g, m] = [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
-                isa.run(Sgd { w, a, g, m, rule: rule(p) });
+                isa.run(Sgd {
+                    w,
+                    a,
+                    g,
+                    m,
+                    rule: rule(p),
+                });
             }
         }),
         Algorithm::AdamW => {
@@ -152,8 +197,17 @@ pub fn step(
             let chunks = chunks.zip(optimizer.second.par_chunks_mut(CHUNK));
             chunks.enumerate().for_each(|(i, ((((w, a), g), m), v))| {
                 for (at, p) in pieces(layout, place(i, w.len())) {
-                    let [w, a, g, m, v] = [&mut *w, &mut *a, &mut *g, &mut *m, &mut *v].map(|s| &mut s[at.clone()]);
-                    isa.run(AdamW { w, a, g, m, v, t, rule: rule(p) });
+                    let [w, a, g, m, v] =
+                        [&mut *w, &mut *a, &mut *g, &mut *m, &mut *v].map(|s| &mut s[at.clone()]);
+                    isa.run(AdamW {
+                        w,
+                        a,
+                        g,
+                        m,
+                        v,
+                        t,
+                        rule: rule(p),
+                    });
                 }
             });
         }
@@ -258,7 +312,11 @@ mod tests {
     use crate::train::ema;
     use crate::train::optim::finish_gradient;
 
-    const RATES: Rates = Rates { lr: 0.01, bias_lr: 0.04, momentum: 0.9 };
+    const RATES: Rates = Rates {
+        lr: 0.01,
+        bias_lr: 0.04,
+        momentum: 0.9,
+    };
 
     struct Run {
         state: State,
@@ -271,7 +329,15 @@ mod tests {
         let network = Network::new(ModelSpec::resolve(model).unwrap(), 3);
         let state = init::init(&network, 0);
         let optimizer = Optimizer::new(algorithm, 5e-4, network.layout.param_len);
-        (network.layout, Run { average: state.clone(), state, optimizer, norms: vec![] })
+        (
+            network.layout,
+            Run {
+                average: state.clone(),
+                state,
+                optimizer,
+                norms: vec![],
+            },
+        )
     }
 
     /// Gradients: small at first, then such as must be clipped.
@@ -280,13 +346,17 @@ mod tests {
         Numbers::new(i as u64).vec(n, -size, size)
     }
 
-    const SCALE: GradientScale = GradientScale { normalisers: [7.0, 0.3], factor: 1.7 };
+    const SCALE: GradientScale = GradientScale {
+        normalisers: [7.0, 0.3],
+        factor: 1.7,
+    };
 
     fn reference(model: &str, algorithm: Algorithm) -> Run {
         let (l, mut r) = start(model, algorithm);
         for i in 0..3 {
             let mut g = gradient(l.param_len, i);
-            r.norms.push(finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor));
+            r.norms
+                .push(finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor));
             r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
             ema::update(&mut r.average, &r.state, 0.25);
         }
@@ -300,7 +370,11 @@ mod tests {
             let norm = gradient_norm(isa, &l, &g, SCALE);
             r.norms.push(norm);
             let (params, average) = (&mut r.state.params[..], &mut r.average.params[..]);
-            let flat = Flat { params, average, gradient: &mut g };
+            let flat = Flat {
+                params,
+                average,
+                gradient: &mut g,
+            };
             step(isa, &l, &mut r.optimizer, flat, &RATES, SCALE, norm, 0.25);
             assert!(g.iter().all(|&g| g == 0.0));
         }
@@ -308,7 +382,8 @@ mod tests {
     }
 
     #[test]
-    fn steps_equal_the_plain_optimizer_and_average_on_every_instruction_set_and_any_number_of_threads() {
+    fn steps_equal_the_plain_optimizer_and_average_on_every_instruction_set_and_any_number_of_threads()
+     {
         for model in ["yolo26n", "yolov8n"] {
             for algorithm in [Algorithm::Sgd, Algorithm::AdamW] {
                 let want = reference(model, algorithm);
@@ -320,7 +395,10 @@ mod tests {
                             assert!((g / w - 1.0).abs() < 1e-12, "{g} for {w}");
                         }
                         assert!(got.state.params == want.state.params, "parameters, {isa:?}");
-                        assert!(got.average.params == want.average.params, "average, {isa:?}");
+                        assert!(
+                            got.average.params == want.average.params,
+                            "average, {isa:?}"
+                        );
                         assert!(got.optimizer == want.optimizer, "optimizer, {isa:?}");
                     }
                 }
@@ -354,11 +432,27 @@ mod tests {
                 let t = std::time::Instant::now();
                 let norm = gradient_norm(Isa::best(), &l, &g, SCALE);
                 let (params, average) = (&mut r.state.params[..], &mut r.average.params[..]);
-                let flat = Flat { params, average, gradient: &mut g };
-                step(Isa::best(), &l, &mut r.optimizer, flat, &RATES, SCALE, norm, 0.25);
+                let flat = Flat {
+                    params,
+                    average,
+                    gradient: &mut g,
+                };
+                step(
+                    Isa::best(),
+                    &l,
+                    &mut r.optimizer,
+                    flat,
+                    &RATES,
+                    SCALE,
+                    norm,
+                    0.25,
+                );
                 fused = fused.min(t.elapsed().as_secs_f64() * 1e3);
             }
-            println!("{algorithm:?}, {} parameters: plain {plain:.2} ms, fused {fused:.2} ms", l.param_len);
+            println!(
+                "{algorithm:?}, {} parameters: plain {plain:.2} ms, fused {fused:.2} ms",
+                l.param_len
+            );
         }
     }
 }

@@ -52,7 +52,10 @@ impl Shape {
     }
     /// Floats of an image in `qkv` and in the output.
     fn image(&self) -> (usize, usize) {
-        (self.positions * self.channels(), self.positions * self.width())
+        (
+            self.positions * self.channels(),
+            self.positions * self.width(),
+        )
     }
 }
 
@@ -74,12 +77,20 @@ pub fn attend(isa: Isa, qkv: &[f32], shape: Shape, out: &mut [f32], values: &mut
     if qkv.is_empty() {
         return RowSums(vec![]);
     }
-    let images = out.par_chunks_mut(output).zip(values.par_chunks_mut(output)).zip(qkv.par_chunks(input));
+    let images = out
+        .par_chunks_mut(output)
+        .zip(values.par_chunks_mut(output))
+        .zip(qkv.par_chunks(input));
     let sums = images.map(|((out, values), qkv)| {
-        let heads: Vec<_> = (0..shape.heads).into_par_iter().map(|h| head_forward(isa, qkv, shape, h)).collect();
+        let heads: Vec<_> = (0..shape.heads)
+            .into_par_iter()
+            .map(|h| head_forward(isa, qkv, shape, h))
+            .collect();
         for (h, (attended, _)) in heads.iter().enumerate() {
             let stride = padded(shape.head);
-            let rows = out.chunks_exact_mut(shape.width()).zip(values.chunks_exact_mut(shape.width()));
+            let rows = out
+                .chunks_exact_mut(shape.width())
+                .zip(values.chunks_exact_mut(shape.width()));
             for (p, (out, values)) in rows.enumerate() {
                 let at = h * shape.head..(h + 1) * shape.head;
                 out[at.clone()].copy_from_slice(&attended[p * stride..][..shape.head]);
@@ -108,10 +119,22 @@ fn head_forward(isa: Isa, qkv: &[f32], shape: Shape, h: usize) -> (Aligned, Vec<
     for (block, sums) in sums.chunks_mut(BLOCK).enumerate() {
         let (first, rows) = (block * BLOCK, sums.len());
         let weights = &mut weights[..rows * wide];
-        let q = Left { at: &query[first * stride..], row: stride, col: 1 };
+        let q = Left {
+            at: &query[first * stride..],
+            row: stride,
+            col: 1,
+        };
         product(isa, q, &key_t, shape.key, rows, weights, wide, false);
-        isa.run(Softmax { weights, positions: n, sums });
-        let w = Left { at: weights, row: wide, col: 1 };
+        isa.run(Softmax {
+            weights,
+            positions: n,
+            sums,
+        });
+        let w = Left {
+            at: weights,
+            row: wide,
+            col: 1,
+        };
         let out = &mut out[first * deep..][..rows * deep];
         product(isa, w, &value, n, rows, out, deep, false);
         isa.run(ScaleRows { rows: out, sums });
@@ -135,44 +158,79 @@ pub fn attend_gradient(
 ) {
     let (input, output) = shape.image();
     assert_eq!(qkv.len(), shape.images * input, "queries, keys and values");
-    assert_eq!(d_qkv.len(), shape.images * input, "gradient of queries, keys and values");
-    assert_eq!(d_out.len(), shape.images * output, "gradient of attended values");
-    assert!(d_values.is_none_or(|d| d.len() == d_out.len()), "gradient of values");
-    assert_eq!(sums.0.len(), shape.images * shape.heads * shape.positions, "sums of rows");
+    assert_eq!(
+        d_qkv.len(),
+        shape.images * input,
+        "gradient of queries, keys and values"
+    );
+    assert_eq!(
+        d_out.len(),
+        shape.images * output,
+        "gradient of attended values"
+    );
+    assert!(
+        d_values.is_none_or(|d| d.len() == d_out.len()),
+        "gradient of values"
+    );
+    assert_eq!(
+        sums.0.len(),
+        shape.images * shape.heads * shape.positions,
+        "sums of rows"
+    );
     if qkv.is_empty() {
         return;
     }
-    d_qkv.par_chunks_mut(input).enumerate().for_each(|(image, d_qkv)| {
-        let qkv = &qkv[image * input..][..input];
-        let d_out = &d_out[image * output..][..output];
-        let d_values = d_values.map(|d| &d[image * output..][..output]);
-        let heads: Vec<_> = (0..shape.heads)
-            .into_par_iter()
-            .map(|h| {
-                let first = (image * shape.heads + h) * shape.positions;
-                head_backward(isa, qkv, &sums.0[first..][..shape.positions], d_out, shape, h)
-            })
-            .collect();
-        let (narrow, deep) = (padded(shape.key), padded(shape.head));
-        for (h, [dq, dk, dv]) in heads.iter().enumerate() {
-            let [q, k, v] = shape.of_head(h);
-            for (p, d) in d_qkv.chunks_exact_mut(shape.channels()).enumerate() {
-                for (d, g) in d[q..q + shape.key].iter_mut().zip(&dq[p * narrow..]) {
-                    *d = g * shape.scale();
-                }
-                d[k..k + shape.key].copy_from_slice(&dk[p * narrow..][..shape.key]);
-                d[v..v + shape.head].copy_from_slice(&dv[p * deep..][..shape.head]);
-                if let Some(g) = d_values {
-                    let g = &g[p * shape.width() + h * shape.head..];
-                    d[v..v + shape.head].iter_mut().zip(g).for_each(|(d, g)| *d += g);
+    d_qkv
+        .par_chunks_mut(input)
+        .enumerate()
+        .for_each(|(image, d_qkv)| {
+            let qkv = &qkv[image * input..][..input];
+            let d_out = &d_out[image * output..][..output];
+            let d_values = d_values.map(|d| &d[image * output..][..output]);
+            let heads: Vec<_> = (0..shape.heads)
+                .into_par_iter()
+                .map(|h| {
+                    let first = (image * shape.heads + h) * shape.positions;
+                    head_backward(
+                        isa,
+                        qkv,
+                        &sums.0[first..][..shape.positions],
+                        d_out,
+                        shape,
+                        h,
+                    )
+                })
+                .collect();
+            let (narrow, deep) = (padded(shape.key), padded(shape.head));
+            for (h, [dq, dk, dv]) in heads.iter().enumerate() {
+                let [q, k, v] = shape.of_head(h);
+                for (p, d) in d_qkv.chunks_exact_mut(shape.channels()).enumerate() {
+                    for (d, g) in d[q..q + shape.key].iter_mut().zip(&dq[p * narrow..]) {
+                        *d = g * shape.scale();
+                    }
+                    d[k..k + shape.key].copy_from_slice(&dk[p * narrow..][..shape.key]);
+                    d[v..v + shape.head].copy_from_slice(&dv[p * deep..][..shape.head]);
+                    if let Some(g) = d_values {
+                        let g = &g[p * shape.width() + h * shape.head..];
+                        d[v..v + shape.head]
+                            .iter_mut()
+                            .zip(g)
+                            .for_each(|(d, g)| *d += g);
+                    }
                 }
             }
-        }
-    });
+        });
 }
 
 /// Gradients of the scaled queries, the keys and the values of a head, `[positions, padded channels]` each.
-fn head_backward(isa: Isa, qkv: &[f32], sums: &[[f32; 2]], d_out: &[f32], shape: Shape, h: usize) -> [Aligned; 3] {
+fn head_backward(
+    isa: Isa,
+    qkv: &[f32],
+    sums: &[[f32; 2]],
+    d_out: &[f32],
+    shape: Shape,
+    h: usize,
+) -> [Aligned; 3] {
     let n = shape.positions;
     let (wide, narrow, deep) = (padded(n), padded(shape.key), padded(shape.head));
     let [q, k, v] = shape.of_head(h);
@@ -193,14 +251,71 @@ fn head_backward(isa: Isa, qkv: &[f32], sums: &[[f32; 2]], d_out: &[f32], shape:
         let query = &query[first * narrow..];
         let d_out = &d_out[first * deep..];
         let left = |at, row| Left { at, row, col: 1 };
-        product(isa, left(query, narrow), &key_t, shape.key, rows, weights, wide, false);
-        isa.run(Weights { weights, positions: n, sums });
-        product(isa, left(d_out, deep), &value_t, shape.head, rows, slopes, wide, false);
-        isa.run(Slopes { weights, slopes, positions: n });
-        product(isa, left(slopes, wide), &key, n, rows, &mut dq[first * narrow..][..rows * narrow], narrow, false);
-        let transposed = |at| Left { at, row: 1, col: wide };
-        product(isa, transposed(weights), d_out, rows, n, &mut dv, deep, true);
-        product(isa, transposed(slopes), query, rows, n, &mut dk, narrow, true);
+        product(
+            isa,
+            left(query, narrow),
+            &key_t,
+            shape.key,
+            rows,
+            weights,
+            wide,
+            false,
+        );
+        isa.run(Weights {
+            weights,
+            positions: n,
+            sums,
+        });
+        product(
+            isa,
+            left(d_out, deep),
+            &value_t,
+            shape.head,
+            rows,
+            slopes,
+            wide,
+            false,
+        );
+        isa.run(Slopes {
+            weights,
+            slopes,
+            positions: n,
+        });
+        product(
+            isa,
+            left(slopes, wide),
+            &key,
+            n,
+            rows,
+            &mut dq[first * narrow..][..rows * narrow],
+            narrow,
+            false,
+        );
+        let transposed = |at| Left {
+            at,
+            row: 1,
+            col: wide,
+        };
+        product(
+            isa,
+            transposed(weights),
+            d_out,
+            rows,
+            n,
+            &mut dv,
+            deep,
+            true,
+        );
+        product(
+            isa,
+            transposed(slopes),
+            query,
+            rows,
+            n,
+            &mut dk,
+            narrow,
+            true,
+        );
     }
     [dq, dk, dv]
 }
@@ -212,7 +327,10 @@ fn padded(n: usize) -> usize {
 /// `scale` times channels `first..first + len` of each position, padded: `[positions, padded(len)]`.
 fn rows_of(x: &[f32], channels: usize, first: usize, len: usize, scale: f32) -> Aligned {
     let mut rows = Aligned::zeros(x.len() / channels * padded(len));
-    for (row, x) in rows.chunks_exact_mut(padded(len)).zip(x.chunks_exact(channels)) {
+    for (row, x) in rows
+        .chunks_exact_mut(padded(len))
+        .zip(x.chunks_exact(channels))
+    {
         for (r, x) in row.iter_mut().zip(&x[first..first + len]) {
             *r = x * scale;
         }
@@ -241,13 +359,33 @@ struct Left<'a> {
 
 /// `c [rows, width] (+)= a [rows, depth] * b [depth, width]`, `width` a multiple of `LINE`.
 #[allow(clippy::too_many_arguments)]
-fn product(isa: Isa, a: Left, b: &[f32], depth: usize, rows: usize, c: &mut [f32], width: usize, add: bool) {
-    assert!(width % LINE == 0 && depth * width <= b.len() && rows * width <= c.len(), "factors of a product");
+fn product(
+    isa: Isa,
+    a: Left,
+    b: &[f32],
+    depth: usize,
+    rows: usize,
+    c: &mut [f32],
+    width: usize,
+    add: bool,
+) {
+    assert!(
+        width.is_multiple_of(LINE) && depth * width <= b.len() && rows * width <= c.len(),
+        "factors of a product"
+    );
     assert!(
         rows == 0 || depth == 0 || (rows - 1) * a.row + (depth - 1) * a.col < a.at.len(),
         "left factor of a product"
     );
-    isa.run(Product { a, b, depth, rows, c, width, add });
+    isa.run(Product {
+        a,
+        b,
+        depth,
+        rows,
+        c,
+        width,
+        add,
+    });
 }
 
 struct Product<'a> {
@@ -415,7 +553,11 @@ impl Kernel for Slopes<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let wide = padded(self.positions);
-        for (w, g) in self.weights.chunks_exact(wide).zip(self.slopes.chunks_exact_mut(wide)) {
+        for (w, g) in self
+            .weights
+            .chunks_exact(wide)
+            .zip(self.slopes.chunks_exact_mut(wide))
+        {
             let mut sum = s.zero();
             // SAFETY: rows are whole vectors, for every instruction set.
             unsafe {

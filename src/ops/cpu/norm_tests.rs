@@ -1,5 +1,6 @@
 use super::*;
-use crate::ops::cpu::testing::{Numbers, assert_close, in_threads, quarters};
+use crate::ops::Activation;
+use crate::ops::cpu::testing::{Numbers, assert_close, assert_same, in_threads, quarters};
 
 const EPS: f64 = 1e-3;
 
@@ -13,7 +14,14 @@ struct Reference {
     dbeta: Vec<f64>,
 }
 
-fn reference(y: &[f32], da: &[f32], gamma: &[f32], beta: &[f32], act: Activation, fixed: Option<(&[f32], &[f32])>) -> Reference {
+fn reference(
+    y: &[f32],
+    da: &[f32],
+    gamma: &[f32],
+    beta: &[f32],
+    act: Activation,
+    fixed: Option<(&[f32], &[f32])>,
+) -> Reference {
     let c = gamma.len();
     let n = (y.len() / c) as f64;
     let at = |v: &[f32], i: usize| f64::from(v[i]);
@@ -38,7 +46,7 @@ fn reference(y: &[f32], da: &[f32], gamma: &[f32], beta: &[f32], act: Activation
     let inverse: Vec<f64> = r.var.iter().map(|v| 1.0 / (v + EPS).sqrt()).collect();
     let hat = |i: usize| (at(y, i) - r.mean[i % c]) * inverse[i % c];
     let mut dz = vec![0.0; y.len()];
-    for i in 0..y.len() {
+    for (i, dz) in dz.iter_mut().enumerate() {
         let z = hat(i) * at(gamma, i % c) + at(beta, i % c);
         let g = 1.0 / (1.0 + (-z).exp());
         let (a, slope) = match act {
@@ -46,14 +54,18 @@ fn reference(y: &[f32], da: &[f32], gamma: &[f32], beta: &[f32], act: Activation
             Activation::Identity => (z, 1.0),
         };
         r.out[i] = a;
-        dz[i] = at(da, i) * slope;
-        r.dgamma[i % c] += dz[i] * hat(i);
-        r.dbeta[i % c] += dz[i];
+        *dz = at(da, i) * slope;
+        r.dgamma[i % c] += *dz * hat(i);
+        r.dbeta[i % c] += *dz;
     }
-    for i in 0..y.len() {
+    for (i, dz) in dz.iter().enumerate() {
         let k = i % c;
-        let through = if fixed.is_some() { 0.0 } else { (r.dbeta[k] + hat(i) * r.dgamma[k]) / n };
-        r.dy[i] = at(gamma, k) * inverse[k] * (dz[i] - through);
+        let through = if fixed.is_some() {
+            0.0
+        } else {
+            (r.dbeta[k] + hat(i) * r.dgamma[k]) / n
+        };
+        r.dy[i] = at(gamma, k) * inverse[k] * (dz - through);
     }
     r
 }
@@ -82,7 +94,9 @@ fn forward_and_gradients_equal_float64_on_every_instruction_set() {
             let len = images * pixels * c;
             let mut y = numbers.vec(len, -3.0, 3.0);
             // channels with means of their own
-            y.iter_mut().enumerate().for_each(|(i, y)| *y += (i % c % 7) as f32);
+            y.iter_mut()
+                .enumerate()
+                .for_each(|(i, y)| *y += (i % c % 7) as f32);
             let da = numbers.vec(len, -1.0, 1.0);
             let (gamma, beta) = (numbers.vec(c, 0.5, 1.5), numbers.vec(c, -1.0, 1.0));
             let lanes = quarters(images);
@@ -106,19 +120,22 @@ fn forward_and_gradients_equal_float64_on_every_instruction_set() {
                     assert_close(&out, &want.out, 2e-5, "out");
                     let mut same = y.clone();
                     normalise_in_place(isa, &mut same, &affine, act);
-                    assert_eq!(same, out);
+                    assert_same(&same, &out, "in place");
 
-                    let sums = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes);
+                    let mut dy = vec![f32::NAN; len];
+                    let sums = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes, &mut dy);
+                    let mut same = da.clone();
+                    assert_eq!(
+                        gradient_sums_in_place(isa, &y, &mut same, pixels, &affine, act, &lanes),
+                        sums
+                    );
+                    assert_same(&same, &dy, "in place");
                     let sums = tree(sums, GradientSums::merge).unwrap();
                     let g = sums.finish(&affine, (!fixed).then_some(m.count));
                     assert_close(&g.beta, &want.dbeta, 2e-5, "gradient of beta");
                     assert_close(&g.gamma, &want.dgamma, 2e-5, "gradient of gamma");
-                    let mut dy = vec![f32::NAN; len];
-                    input_gradient(isa, &y, &da, &affine, act, &g, &mut dy);
+                    input_gradient(isa, &y, &mut dy, &affine, &g);
                     assert_close(&dy, &want.dy, 2e-5, "gradient of the input");
-                    let mut same = da.clone();
-                    input_gradient_in_place(isa, &y, &mut same, &affine, act, &g);
-                    assert_eq!(same, dy);
                 }
             }
         }
@@ -147,11 +164,22 @@ fn a_mean_far_from_zero_costs_no_precision() {
             let mut out = vec![0.0; y.len()];
             normalise(isa, &y, &affine, Activation::Silu, &mut out);
             assert_close(&out, &want.out, 1e-5, "out");
-            let sums = gradient_sums(isa, &y, &da, pixels, &affine, Activation::Silu, &quarters(4));
-            let g = tree(sums, GradientSums::merge).unwrap().finish(&affine, Some(m.count));
-            assert_close(&g.gamma, &want.dgamma, 1e-4, "gradient of gamma");
             let mut dy = vec![0.0; y.len()];
-            input_gradient(isa, &y, &da, &affine, Activation::Silu, &g, &mut dy);
+            let sums = gradient_sums(
+                isa,
+                &y,
+                &da,
+                pixels,
+                &affine,
+                Activation::Silu,
+                &quarters(4),
+                &mut dy,
+            );
+            let g = tree(sums, GradientSums::merge)
+                .unwrap()
+                .finish(&affine, Some(m.count));
+            assert_close(&g.gamma, &want.dgamma, 1e-4, "gradient of gamma");
+            input_gradient(isa, &y, &mut dy, &affine, &g);
             assert_close(&dy, &want.dy, 1e-4, "gradient of the input");
         }
     }
@@ -163,23 +191,37 @@ fn lanes_have_the_same_bytes_alone_and_two_ranks_merge_to_the_bytes_of_one() {
         for (images, pixels, c) in [(6, 901, 16), (5, 77, 9), (3, 50, 20), (1, 4, 3)] {
             let mut numbers = Numbers::new(8);
             let image = pixels * c;
-            let (y, da) = (numbers.vec(images * image, 0.0, 2.0), numbers.vec(images * image, -1.0, 1.0));
-            let affine = Affine::fixed(&vec![0.5; c], &vec![1.5; c], &vec![1.0; c], &vec![0.0; c], EPS);
+            let (y, da) = (
+                numbers.vec(images * image, 0.0, 2.0),
+                numbers.vec(images * image, -1.0, 1.0),
+            );
+            let affine = Affine::fixed(
+                &vec![0.5; c],
+                &vec![1.5; c],
+                &vec![1.0; c],
+                &vec![0.0; c],
+                EPS,
+            );
             let lanes = quarters(images);
             let act = Activation::Silu;
             let all = moments(isa, &y, pixels, c, &lanes);
-            let all_g = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes);
+            let all_g =
+                gradient_sums_in_place(isa, &y, &mut da.clone(), pixels, &affine, act, &lanes);
             let mut alone = vec![];
             for (i, lane) in lanes.iter().enumerate() {
                 let at = lane.start * image..lane.end * image;
-                let own = [0..lane.len()];
+                let own = std::slice::from_ref(&(0..lane.len())).to_vec();
                 let m = moments(isa, &y[at.clone()], pixels, c, &own);
                 assert_eq!(m[0], all[i]);
-                let g = gradient_sums(isa, &y[at.clone()], &da[at], pixels, &affine, act, &own);
+                let mut dz = da[at.clone()].to_vec();
+                let g = gradient_sums_in_place(isa, &y[at], &mut dz, pixels, &affine, act, &own);
                 assert_eq!(g[0], all_g[i]);
                 alone.extend(m);
             }
-            let ranks = alone.chunks(2).map(|r| tree(r.to_vec(), Moments::merge).unwrap()).collect();
+            let ranks = alone
+                .chunks(2)
+                .map(|r| tree(r.to_vec(), Moments::merge).unwrap())
+                .collect();
             assert_eq!(tree(ranks, Moments::merge), tree(all, Moments::merge));
         }
     }
@@ -191,7 +233,10 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         let (images, pixels, c) = (3, 5003, 12);
         let image = pixels * c;
         let mut numbers = Numbers::new(3);
-        let (y, da) = (numbers.vec(images * image, -2.0, 2.0), numbers.vec(images * image, -1.0, 1.0));
+        let (y, da) = (
+            numbers.vec(images * image, -2.0, 2.0),
+            numbers.vec(images * image, -1.0, 1.0),
+        );
         let (gamma, beta) = (numbers.vec(c, 0.5, 1.5), numbers.vec(c, -1.0, 1.0));
         let (mean, var) = (numbers.vec(c, -1.0, 1.0), numbers.vec(c, 0.5, 1.5));
         let affine = Affine::fixed(&mean, &var, &gamma, &beta, EPS);
@@ -199,11 +244,13 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         let run = |y: &[f32], da: &[f32]| {
             let lanes = quarters(y.len() / image);
             let m = moments(isa, y, pixels, c, &lanes);
-            let sums = gradient_sums(isa, y, da, pixels, &affine, act, &lanes);
-            let g = tree(sums.clone(), GradientSums::merge).unwrap().finish(&affine, None);
             let (mut out, mut dy) = (vec![0.0; y.len()], vec![0.0; y.len()]);
+            let sums = gradient_sums(isa, y, da, pixels, &affine, act, &lanes, &mut dy);
+            let g = tree(sums.clone(), GradientSums::merge)
+                .unwrap()
+                .finish(&affine, None);
             normalise(isa, y, &affine, act, &mut out);
-            input_gradient(isa, y, da, &affine, act, &g, &mut dy);
+            input_gradient(isa, y, &mut dy, &affine, &g);
             (m, sums, out, dy)
         };
         let one = in_threads(1, || run(&y, &da));
@@ -211,8 +258,8 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         for i in 0..images {
             let at = i * image..(i + 1) * image;
             let alone = run(&y[at.clone()], &da[at.clone()]);
-            assert_eq!(alone.2, one.2[at.clone()]);
-            assert_eq!(alone.3, one.3[at]);
+            assert_same(&alone.2, &one.2[at.clone()], "output alone");
+            assert_same(&alone.3, &one.3[at], "gradient alone");
         }
     }
 }
@@ -222,11 +269,15 @@ fn what_is_not_a_number_stays_visible() {
     for isa in Isa::available() {
         let mut y = vec![1.0f32; 64];
         y[7] = f32::NAN;
-        let m = tree(moments(isa, &y, 16, 4, &[0..1]), Moments::merge).unwrap();
+        let m = tree(moments(isa, &y, 16, 4, &quarters(1)), Moments::merge).unwrap();
         assert!(m.variance()[3].is_nan() && m.variance()[0] == 0.0);
         let affine = Affine::of_batch(&m, &[1.0; 4], &[0.0; 4], EPS);
         normalise_in_place(isa, &mut y, &affine, Activation::Silu);
-        assert!(y.iter().enumerate().all(|(i, v)| v.is_nan() == (i % 4 == 3)));
+        assert!(
+            y.iter()
+                .enumerate()
+                .all(|(i, v)| v.is_nan() == (i % 4 == 3))
+        );
     }
 }
 

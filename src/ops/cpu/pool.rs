@@ -60,15 +60,29 @@ pub fn max_pool5(isa: Isa, x: &[f32], grid: Grid, out: &mut [f32]) -> Winners {
     }
     let (row, c) = (grid.row(), grid.channels);
     let mut of_rows = vec![0.0f32; grid.len()];
-    let tasks = of_rows.par_chunks_mut(row).zip(winners.in_row.par_chunks_mut(row));
+    let tasks = of_rows
+        .par_chunks_mut(row)
+        .zip(winners.in_row.par_chunks_mut(row));
     tasks.zip(x.par_chunks(row)).for_each(|((max, code), x)| {
-        isa.run(Maxima { x, max, code, step: c, at: None });
+        isa.run(Maxima {
+            x,
+            max,
+            code,
+            step: c,
+            at: None,
+        });
     });
     let tasks = out.par_chunks_mut(row).zip(winners.row.par_chunks_mut(row));
     tasks.enumerate().for_each(|(r, (max, code))| {
         let (image, at) = (r / grid.rows, r % grid.rows);
         let x = &of_rows[image * grid.rows * row..][..grid.rows * row];
-        isa.run(Maxima { x, max, code, step: row, at: Some(at) });
+        isa.run(Maxima {
+            x,
+            max,
+            code,
+            step: row,
+            at: Some(at),
+        });
     });
     winners
 }
@@ -89,7 +103,10 @@ impl Kernel for Maxima<'_> {
     fn run<S: Simd>(self, _: S) {
         let step = self.step;
         let n = self.x.len() / step;
-        let lines = self.max.chunks_exact_mut(step).zip(self.code.chunks_exact_mut(step));
+        let lines = self
+            .max
+            .chunks_exact_mut(step)
+            .zip(self.code.chunks_exact_mut(step));
         for (i, (max, code)) in lines.enumerate() {
             let at = self.at.unwrap_or(i);
             let first = at.saturating_sub(2);
@@ -122,15 +139,32 @@ pub fn max_pool5_gradient(isa: Isa, winners: &Winners, g: &[f32], grid: Grid, ou
     let (row, c) = (grid.row(), grid.channels);
     let image = grid.rows * row;
     let mut of_rows = vec![0.0f32; grid.len()];
-    of_rows.par_chunks_mut(row).enumerate().for_each(|(r, sum)| {
-        let first = r / grid.rows * image;
-        let (g, code) = (&g[first..][..image], &winners.row[first..][..image]);
-        isa.run(Sums { g, code, sum, step: row, at: Some(r % grid.rows) });
-    });
+    of_rows
+        .par_chunks_mut(row)
+        .enumerate()
+        .for_each(|(r, sum)| {
+            let first = r / grid.rows * image;
+            let (g, code) = (&g[first..][..image], &winners.row[first..][..image]);
+            isa.run(Sums {
+                g,
+                code,
+                sum,
+                step: row,
+                at: Some(r % grid.rows),
+            });
+        });
     let tasks = out.par_chunks_mut(row).zip(winners.in_row.par_chunks(row));
-    tasks.zip(of_rows.par_chunks(row)).for_each(|((sum, code), g)| {
-        isa.run(Sums { g, code, sum, step: c, at: None });
-    });
+    tasks
+        .zip(of_rows.par_chunks(row))
+        .for_each(|((sum, code), g)| {
+            isa.run(Sums {
+                g,
+                code,
+                sum,
+                step: c,
+                at: None,
+            });
+        });
 }
 
 /// For a line (or each in turn), the sum of the gradients of the windows around it whose maximum it is.
@@ -153,7 +187,10 @@ impl Kernel for Sums<'_> {
             sum.fill(0.0);
             for from in at.saturating_sub(2)..(at + 3).min(n) {
                 let k = (at + 2 - from) as u8;
-                let (g, code) = (&self.g[from * step..][..step], &self.code[from * step..][..step]);
+                let (g, code) = (
+                    &self.g[from * step..][..step],
+                    &self.code[from * step..][..step],
+                );
                 for ((sum, &g), &code) in sum.iter_mut().zip(g).zip(code) {
                     *sum += if code == k { g } else { 0.0 };
                 }

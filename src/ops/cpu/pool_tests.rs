@@ -1,9 +1,10 @@
 use super::*;
-use crate::ops::cpu::testing::{Numbers, assert_close, in_threads};
+use crate::ops::cpu::testing::{Numbers, assert_close, assert_same, in_threads};
 
 /// Maxima and, for each, the first element of the window (in row order) that has it.
 fn reference(x: &[f32], s: Grid) -> (Vec<f32>, Vec<usize>) {
-    let at = |n: usize, y: usize, x: usize, c: usize| ((n * s.rows + y) * s.cols + x) * s.channels + c;
+    let at =
+        |n: usize, y: usize, x: usize, c: usize| ((n * s.rows + y) * s.cols + x) * s.channels + c;
     let (mut max, mut winner) = (vec![0.0; x.len()], vec![0; x.len()]);
     for n in 0..s.images {
         for oy in 0..s.rows {
@@ -40,7 +41,12 @@ const SHAPES: [[usize; 4]; 8] = [
 ];
 
 fn grid([images, rows, cols, channels]: [usize; 4]) -> Grid {
-    Grid { images, rows, cols, channels }
+    Grid {
+        images,
+        rows,
+        cols,
+        channels,
+    }
 }
 
 #[test]
@@ -58,7 +64,7 @@ fn maxima_winners_and_gradients_equal_the_definition_also_with_ties() {
                 let (max, winner) = reference(&x, s);
                 let mut out = vec![f32::NAN; s.len()];
                 let winners = max_pool5(isa, &x, s, &mut out);
-                assert_eq!(out, max);
+                assert_same(&out, &max, "maxima");
                 let mut want = vec![0.0; s.len()];
                 for (w, &g) in winner.iter().zip(&g) {
                     want[*w] += f64::from(g);
@@ -76,7 +82,10 @@ fn threads_and_batch_change_no_byte() {
     for isa in Isa::available() {
         let s = grid([3, 9, 13, 21]);
         let mut numbers = Numbers::new(1);
-        let (x, g) = (numbers.vec(s.len(), -1.0, 1.0), numbers.vec(s.len(), -1.0, 1.0));
+        let (x, g) = (
+            numbers.vec(s.len(), -1.0, 1.0),
+            numbers.vec(s.len(), -1.0, 1.0),
+        );
         let run = |x: &[f32], g: &[f32], s: Grid| {
             let (mut out, mut dx) = (vec![0.0; s.len()], vec![0.0; s.len()]);
             let w = max_pool5(isa, x, s, &mut out);
@@ -84,12 +93,13 @@ fn threads_and_batch_change_no_byte() {
             (out, dx)
         };
         let all = in_threads(1, || run(&x, &g, s));
-        assert_eq!(all, in_threads(2, || run(&x, &g, s)));
+        assert!(all == in_threads(2, || run(&x, &g, s)));
         let one = Grid { images: 1, ..s };
         for i in 0..s.images {
             let at = i * one.len()..(i + 1) * one.len();
             let alone = run(&x[at.clone()], &g[at.clone()], one);
-            assert_eq!(alone, (all.0[at.clone()].to_vec(), all.1[at].to_vec()));
+            assert_same(&alone.0, &all.0[at.clone()], "maxima alone");
+            assert_same(&alone.1, &all.1[at], "gradient alone");
         }
     }
 }
@@ -101,5 +111,9 @@ fn what_is_not_a_number_stays_visible() {
     x[24] = f32::NAN;
     let mut out = vec![0.0; s.len()];
     let _ = max_pool5(Isa::best(), &x, s, &mut out);
-    assert!(out.iter().enumerate().all(|(i, v)| v.is_nan() == (i % 2 == 0)));
+    assert!(
+        out.iter()
+            .enumerate()
+            .all(|(i, v)| v.is_nan() == (i % 2 == 0))
+    );
 }

@@ -21,19 +21,29 @@ pub fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
     let total: usize = parts.iter().map(|p| p.1).sum();
     let pixels = out.len() / total.max(1);
     for (x, c) in parts {
-        assert_eq!(x.len(), pixels * c, "a part of a concatenation into {pixels} pixels of {total} channels");
+        assert_eq!(
+            x.len(),
+            pixels * c,
+            "a part of a concatenation into {pixels} pixels of {total} channels"
+        );
     }
-    assert_eq!(out.len(), pixels * total, "a concatenation into {total} channels");
+    assert_eq!(
+        out.len(),
+        pixels * total,
+        "a concatenation into {total} channels"
+    );
     let task = pixels_of_task(total);
-    out.par_chunks_mut((task * total).max(1)).enumerate().for_each(|(t, out)| {
-        let pixels = out.len() / total;
-        let mut first = 0;
-        for &(x, c) in parts {
-            let x = &x[t * task * c..][..pixels * c];
-            copy_columns(x, c, 0, out, total, first, c);
-            first += c;
-        }
-    });
+    out.par_chunks_mut((task * total).max(1))
+        .enumerate()
+        .for_each(|(t, out)| {
+            let pixels = out.len() / total;
+            let mut first = 0;
+            for &(x, c) in parts {
+                let x = &x[t * task * c..][..pixels * c];
+                copy_columns(x, c, 0, out, total, first, c);
+                first += c;
+            }
+        });
 }
 
 /// Channels `first..first + len` of `x` `[pixels, channels]`: also the gradient of one part of a concatenation.
@@ -43,10 +53,12 @@ pub fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
 pub fn slice_channels(x: &[f32], channels: usize, first: usize, len: usize, out: &mut [f32]) {
     check(x, channels, first, len, out);
     let task = pixels_of_task(channels);
-    out.par_chunks_mut((task * len).max(1)).enumerate().for_each(|(t, out)| {
-        let x = &x[t * task * channels..][..out.len() / len * channels];
-        copy_columns(x, channels, first, out, len, 0, len);
-    });
+    out.par_chunks_mut((task * len).max(1))
+        .enumerate()
+        .for_each(|(t, out)| {
+            let x = &x[t * task * channels..][..out.len() / len * channels];
+            copy_columns(x, channels, first, out, len, 0, len);
+        });
 }
 
 /// `acc[.., first..first + len] += g`: `acc` `[pixels, channels]`, `g` `[pixels, len]`.
@@ -56,15 +68,17 @@ pub fn slice_channels(x: &[f32], channels: usize, first: usize, len: usize, out:
 pub fn add_to_channels(acc: &mut [f32], channels: usize, first: usize, len: usize, g: &[f32]) {
     check(acc, channels, first, len, g);
     let task = pixels_of_task(channels);
-    acc.par_chunks_mut(task * channels).enumerate().for_each(|(t, acc)| {
-        let pixels = acc.len() / channels;
-        let g = &g[t * task * len..][..pixels * len];
-        for (acc, g) in acc.chunks_exact_mut(channels).zip(g.chunks_exact(len)) {
-            for (a, g) in acc[first..first + len].iter_mut().zip(g) {
-                *a += g;
+    acc.par_chunks_mut(task * channels)
+        .enumerate()
+        .for_each(|(t, acc)| {
+            let pixels = acc.len() / channels;
+            let g = &g[t * task * len..][..pixels * len];
+            for (acc, g) in acc.chunks_exact_mut(channels).zip(g.chunks_exact(len)) {
+                for (a, g) in acc[first..first + len].iter_mut().zip(g) {
+                    *a += g;
+                }
             }
-        }
-    });
+        });
 }
 
 /// `acc += x`
@@ -73,9 +87,11 @@ pub fn add_to_channels(acc: &mut [f32], channels: usize, first: usize, len: usiz
 /// If lengths differ.
 pub fn add_to(acc: &mut [f32], x: &[f32]) {
     assert_eq!(acc.len(), x.len(), "terms of a sum");
-    acc.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(acc, x)| {
-        acc.iter_mut().zip(x).for_each(|(a, x)| *a += x);
-    });
+    acc.par_chunks_mut(CHUNK)
+        .zip(x.par_chunks(CHUNK))
+        .for_each(|(acc, x)| {
+            acc.iter_mut().zip(x).for_each(|(a, x)| *a += x);
+        });
 }
 
 /// `out = a + b`
@@ -85,7 +101,10 @@ pub fn add_to(acc: &mut [f32], x: &[f32]) {
 pub fn add(a: &[f32], b: &[f32], out: &mut [f32]) {
     assert_eq!(a.len(), b.len(), "terms of a sum");
     assert_eq!(a.len(), out.len(), "a sum and its terms");
-    let parts = out.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK)).zip(b.par_chunks(CHUNK));
+    let parts = out
+        .par_chunks_mut(CHUNK)
+        .zip(a.par_chunks(CHUNK))
+        .zip(b.par_chunks(CHUNK));
     parts.for_each(|((out, a), b)| {
         for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
             *o = a + b;
@@ -101,7 +120,9 @@ pub fn unit_pixels(pixels: &[u8], out: &mut [f32]) {
     assert_eq!(pixels.len(), out.len(), "pixels and their values");
     let parts = out.par_chunks_mut(CHUNK).zip(pixels.par_chunks(CHUNK));
     parts.for_each(|(out, pixels)| {
-        out.iter_mut().zip(pixels).for_each(|(o, &p)| *o = f32::from(p) / 255.0);
+        out.iter_mut()
+            .zip(pixels)
+            .for_each(|(o, &p)| *o = f32::from(p) / 255.0);
     });
 }
 
@@ -119,21 +140,46 @@ pub fn upsample2(x: &[f32], cols: usize, channels: usize, out: &mut [f32]) {
 ///
 /// # Panics
 /// If sizes do not fit.
-pub fn upsample2_into(x: &[f32], cols: usize, channels: usize, out: &mut [f32], total: usize, first: usize) {
+pub fn upsample2_into(
+    x: &[f32],
+    cols: usize,
+    channels: usize,
+    out: &mut [f32],
+    total: usize,
+    first: usize,
+) {
     let row = cols * channels;
-    assert!(first + channels <= total, "channels {first}..{} of {total}", first + channels);
-    assert_eq!(out.len() / total.max(1) * channels, 4 * x.len(), "a doubled activation");
-    assert_eq!(x.len() % row.max(1), 0, "rows of {cols} pixels of {channels} channels");
+    assert!(
+        first + channels <= total,
+        "channels {first}..{} of {total}",
+        first + channels
+    );
+    assert_eq!(
+        out.len() / total.max(1) * channels,
+        4 * x.len(),
+        "a doubled activation"
+    );
+    assert_eq!(
+        x.len() % row.max(1),
+        0,
+        "rows of {cols} pixels of {channels} channels"
+    );
     let wide = 2 * cols * total;
-    out.par_chunks_mut((2 * wide).max(1)).zip(x.par_chunks(row.max(1))).with_min_len(tasks_of(row)).for_each(|(out, x)| {
-        let (upper, lower) = out.split_at_mut(wide);
-        for out in [upper, lower] {
-            for (pair, x) in out.chunks_exact_mut(2 * total).zip(x.chunks_exact(channels)) {
-                pair[first..first + channels].copy_from_slice(x);
-                pair[total + first..total + first + channels].copy_from_slice(x);
+    out.par_chunks_mut((2 * wide).max(1))
+        .zip(x.par_chunks(row.max(1)))
+        .with_min_len(tasks_of(row))
+        .for_each(|(out, x)| {
+            let (upper, lower) = out.split_at_mut(wide);
+            for out in [upper, lower] {
+                for (pair, x) in out
+                    .chunks_exact_mut(2 * total)
+                    .zip(x.chunks_exact(channels))
+                {
+                    pair[first..first + channels].copy_from_slice(x);
+                    pair[total + first..total + first + channels].copy_from_slice(x);
+                }
             }
-        }
-    });
+        });
 }
 
 /// Gradient of [`upsample2`]: each element is the sum of its four copies' gradients.
@@ -158,17 +204,39 @@ pub fn upsample2_gradient_from(
     out: &mut [f32],
 ) {
     let row = cols * channels;
-    assert!(first + channels <= total, "channels {first}..{} of {total}", first + channels);
-    assert_eq!(g.len() / total.max(1) * channels, 4 * out.len(), "gradient of a doubled activation");
-    assert_eq!(out.len() % row.max(1), 0, "rows of {cols} pixels of {channels} channels");
+    assert!(
+        first + channels <= total,
+        "channels {first}..{} of {total}",
+        first + channels
+    );
+    assert_eq!(
+        g.len() / total.max(1) * channels,
+        4 * out.len(),
+        "gradient of a doubled activation"
+    );
+    assert_eq!(
+        out.len() % row.max(1),
+        0,
+        "rows of {cols} pixels of {channels} channels"
+    );
     let wide = 2 * cols * total;
-    let rows = out.par_chunks_mut(row.max(1)).zip(g.par_chunks((2 * wide).max(1)));
+    let rows = out
+        .par_chunks_mut(row.max(1))
+        .zip(g.par_chunks((2 * wide).max(1)));
     rows.with_min_len(tasks_of(row)).for_each(|(out, g)| {
         let (upper, lower) = g.split_at(wide);
-        let pairs = upper.chunks_exact(2 * total).zip(lower.chunks_exact(2 * total));
+        let pairs = upper
+            .chunks_exact(2 * total)
+            .zip(lower.chunks_exact(2 * total));
         for (out, (upper, lower)) in out.chunks_exact_mut(channels).zip(pairs) {
-            let (a, b) = (&upper[first..][..channels], &upper[total + first..][..channels]);
-            let (c, d) = (&lower[first..][..channels], &lower[total + first..][..channels]);
+            let (a, b) = (
+                &upper[first..][..channels],
+                &upper[total + first..][..channels],
+            );
+            let (c, d) = (
+                &lower[first..][..channels],
+                &lower[total + first..][..channels],
+            );
             for (i, o) in out.iter_mut().enumerate() {
                 *o = (a[i] + b[i]) + (c[i] + d[i]);
             }
@@ -182,19 +250,35 @@ fn tasks_of(row: usize) -> usize {
 }
 
 fn check(x: &[f32], channels: usize, first: usize, len: usize, part: &[f32]) {
-    assert!(first + len <= channels, "channels {first}..{} of {channels}", first + len);
-    assert_eq!(x.len() / channels.max(1) * len, part.len(), "{len} channels of {channels}");
+    assert!(
+        first + len <= channels,
+        "channels {first}..{} of {channels}",
+        first + len
+    );
+    assert_eq!(
+        x.len() / channels.max(1) * len,
+        part.len(),
+        "{len} channels of {channels}"
+    );
 }
 
 /// Copies `len` channels of each pixel from `from` on of `x` to `to` on of `out`.
 #[inline]
-fn copy_columns(x: &[f32], xc: usize, from: usize, out: &mut [f32], oc: usize, to: usize, len: usize) {
+fn copy_columns(
+    x: &[f32],
+    xc: usize,
+    from: usize,
+    out: &mut [f32],
+    oc: usize,
+    to: usize,
+    len: usize,
+) {
     if len == 0 {
         return;
     }
     // a copy of fixed size is a few instructions; the usual widths are multiples of 8
     let pixels = x.chunks_exact(xc).zip(out.chunks_exact_mut(oc));
-    if len % 8 == 0 && len <= 128 {
+    if len.is_multiple_of(8) && len <= 128 {
         for (x, out) in pixels {
             let (x, _) = x[from..from + len].as_chunks::<8>();
             let (out, _) = out[to..to + len].as_chunks_mut::<8>();

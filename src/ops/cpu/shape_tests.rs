@@ -1,11 +1,19 @@
 use super::*;
-use crate::ops::cpu::testing::Numbers;
+use crate::ops::cpu::testing::{Numbers, assert_same};
 
 #[test]
 fn concatenation_and_slices_move_every_element_to_its_place() {
-    for (pixels, channels) in [(1, vec![1, 1]), (7, vec![3, 0, 5]), (4001, vec![16, 8, 24]), (300, vec![128, 1, 300, 64, 7])] {
+    for (pixels, channels) in [
+        (1, vec![1, 1]),
+        (7, vec![3, 0, 5]),
+        (4001, vec![16, 8, 24]),
+        (300, vec![128, 1, 300, 64, 7]),
+    ] {
         let mut numbers = Numbers::new(pixels as u64);
-        let parts: Vec<Vec<f32>> = channels.iter().map(|c| numbers.vec(pixels * c, -1.0, 1.0)).collect();
+        let parts: Vec<Vec<f32>> = channels
+            .iter()
+            .map(|c| numbers.vec(pixels * c, -1.0, 1.0))
+            .collect();
         let total: usize = channels.iter().sum();
         let mut want = vec![];
         for p in 0..pixels {
@@ -14,15 +22,19 @@ fn concatenation_and_slices_move_every_element_to_its_place() {
             }
         }
         let mut out = vec![f32::NAN; pixels * total];
-        let given: Vec<_> = parts.iter().zip(&channels).map(|(x, &c)| (&x[..], c)).collect();
+        let given: Vec<_> = parts
+            .iter()
+            .zip(&channels)
+            .map(|(x, &c)| (&x[..], c))
+            .collect();
         concat(&given, &mut out);
-        assert_eq!(out, want);
+        assert_same(&out, &want, "moved");
         let mut sum = out.clone();
         let mut first = 0;
         for (x, &c) in parts.iter().zip(&channels) {
             let mut back = vec![f32::NAN; x.len()];
             slice_channels(&out, total, first, c, &mut back);
-            assert_eq!(&back, x);
+            assert_same(&back, x, "slice");
             if c > 0 {
                 add_to_channels(&mut sum, total, first, c, x);
             }
@@ -39,7 +51,8 @@ fn doubling_repeats_pixels_and_its_gradient_sums_the_copies() {
         let mut numbers = Numbers::new(len as u64);
         let x = numbers.vec(len, -1.0, 1.0);
         let g = numbers.vec(4 * len, -1.0, 1.0);
-        let small = |n: usize, y: usize, x: usize, k: usize| ((n * rows + y / 2) * cols + x / 2) * c + k;
+        let small =
+            |n: usize, y: usize, x: usize, k: usize| ((n * rows + y / 2) * cols + x / 2) * c + k;
         let mut want = vec![];
         let mut sums = vec![0.0f64; len];
         for n in 0..images {
@@ -54,21 +67,31 @@ fn doubling_repeats_pixels_and_its_gradient_sums_the_copies() {
         }
         let mut out = vec![f32::NAN; 4 * len];
         upsample2(&x, cols, c, &mut out);
-        assert_eq!(out, want);
+        assert_same(&out, &want, "moved");
         let mut dx = vec![f32::NAN; len];
         upsample2_gradient(&g, cols, c, &mut dx);
-        assert!(dx.iter().zip(&sums).all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6));
+        assert!(
+            dx.iter()
+                .zip(&sums)
+                .all(|(a, b)| (f64::from(*a) - b).abs() < 1e-6)
+        );
 
         // as a part of a concatenation
         let total = c + 5;
         let mut wide = vec![7.0; 4 * len / c * total];
         upsample2_into(&x, cols, c, &mut wide, total, 2);
-        assert!(wide.chunks(total).zip(out.chunks(c)).all(|(w, o)| w[2..2 + c] == *o && w[..2] == [7.0; 2] && w[2 + c..] == [7.0; 3]));
+        assert!(
+            wide.chunks(total)
+                .zip(out.chunks(c))
+                .all(|(w, o)| w[2..2 + c] == *o && w[..2] == [7.0; 2] && w[2 + c..] == [7.0; 3])
+        );
         let mut all = vec![7.0; wide.len()];
-        all.chunks_mut(total).zip(g.chunks(c)).for_each(|(a, g)| a[2..2 + c].copy_from_slice(g));
+        all.chunks_mut(total)
+            .zip(g.chunks(c))
+            .for_each(|(a, g)| a[2..2 + c].copy_from_slice(g));
         let mut again = vec![f32::NAN; len];
         upsample2_gradient_from(&all, total, 2, cols, c, &mut again);
-        assert_eq!(again, dx);
+        assert_same(&again, &dx, "gradient in a concatenation");
     }
 }
 
@@ -80,10 +103,18 @@ fn sums_and_pixels_are_those_of_their_elements() {
     add(&a, &b, &mut out);
     let mut acc = a.clone();
     add_to(&mut acc, &b);
-    assert_eq!(out, acc);
-    assert!(out.iter().zip(a.iter().zip(&b)).all(|(o, (a, b))| *o == a + b));
+    assert_same(&out, &acc, "sum");
+    assert!(
+        out.iter()
+            .zip(a.iter().zip(&b))
+            .all(|(o, (a, b))| *o == a + b)
+    );
     let pixels: Vec<u8> = (0..=255).collect();
     let mut out = vec![0.0; 256];
     unit_pixels(&pixels, &mut out);
-    assert!(out.iter().zip(&pixels).all(|(o, &p)| *o == f32::from(p) / 255.0));
+    assert!(
+        out.iter()
+            .zip(&pixels)
+            .all(|(o, &p)| *o == f32::from(p) / 255.0)
+    );
 }
