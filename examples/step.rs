@@ -3,7 +3,9 @@
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use std::time::Instant;
 use yolo_train::config::model::ModelSpec;
-use yolo_train::loss::{Anchors, Criterion, Gains, GroundTruth, ONE_TO_MANY, ONE_TO_ONE, head_loss};
+use yolo_train::loss::{
+    Anchors, Criterion, Gains, GroundTruth, ONE_TO_MANY, ONE_TO_ONE, head_loss,
+};
 use yolo_train::model::{Heads, Network, Tensors, init};
 
 fn main() {
@@ -14,19 +16,54 @@ fn main() {
     let network = Network::new(ModelSpec::resolve(model).expect("model"), 80);
     let state = init::init(&network, 0);
     let device = Device::flex().autodiff();
-    let pixels: Vec<f32> = (0..batch * size * size * 3).map(|i| init::uniform(1, i as u64) as f32).collect();
-    let truths = vec![vec![GroundTruth { class: 1, xyxy: [20.0, 30.0, 120.0, 150.0] }; 8]; batch];
+    let pixels: Vec<f32> = (0..batch * size * size * 3)
+        .map(|i| init::uniform(1, i as u64) as f32)
+        .collect();
+    let truths = vec![
+        vec![
+            GroundTruth {
+                class: 1,
+                xyxy: [20.0, 30.0, 120.0, 150.0]
+            };
+            8
+        ];
+        batch
+    ];
     let anchors = Anchors::new(size, size, &network.strides);
-    let gains = Gains { boxes: 7.5, classes: 0.5, distances: 1.5 };
+    let gains = Gains {
+        boxes: 7.5,
+        classes: 0.5,
+        distances: 1.5,
+    };
     let mut flat = vec![0.0; network.layout.param_len];
     for step in 0..steps {
         let start = Instant::now();
         let t = Tensors::new(&network.layout, &state.params, &device, DType::F32);
-        let x = Tensor::<4>::from_data(TensorData::new(pixels.clone(), [batch, size, size, 3]), &device);
-        let out = network.forward(&t, x, Heads { many: true, one: true });
+        let x = Tensor::<4>::from_data(
+            TensorData::new(pixels.clone(), [batch, size, size, 3]),
+            &device,
+        );
+        let out = network.forward(
+            &t,
+            x,
+            Heads {
+                many: true,
+                one: true,
+            },
+        );
         let forward = start.elapsed();
-        let c = |topk| Criterion { reg_max: network.spec.reg_max, gains, topk };
-        let mut loss = head_loss(out.one_to_many.as_ref().expect("asked"), &truths, &anchors, &c(ONE_TO_MANY)).total;
+        let c = |topk| Criterion {
+            reg_max: network.spec.reg_max,
+            gains,
+            topk,
+        };
+        let mut loss = head_loss(
+            out.one_to_many.as_ref().expect("asked"),
+            &truths,
+            &anchors,
+            &c(ONE_TO_MANY),
+        )
+        .total;
         if let Some(o) = &out.one_to_one {
             loss = loss + head_loss(o, &truths, &anchors, &c(ONE_TO_ONE)).total;
         }
@@ -34,6 +71,11 @@ fn main() {
         let mut grads = loss.backward();
         t.accumulate_gradients(&network.layout, &mut grads, &mut flat);
         let all = start.elapsed();
-        println!("step {step}: forward {forward:.1?}, loss {:.1?}, backward {:.1?}, {:.2} images/s", lossed - forward, all - lossed, batch as f64 / all.as_secs_f64());
+        println!(
+            "step {step}: forward {forward:.1?}, loss {:.1?}, backward {:.1?}, {:.2} images/s",
+            lossed - forward,
+            all - lossed,
+            batch as f64 / all.as_secs_f64()
+        );
     }
 }

@@ -52,8 +52,14 @@ fn the_layer_table_adds_up_to_the_published_operations() {
         let rows = n.table(640);
         let ours = rows.iter().map(|r| r.flops).sum::<u64>() as f64 / 1e9;
         println!("{name} {ours:.2} {gflops}");
-        assert!((ours / gflops - 1.0).abs() < 0.05, "{name}: {ours:.2} against {gflops}");
-        assert_eq!(rows.iter().map(|r| r.parameters).sum::<usize>(), n.parameters());
+        assert!(
+            (ours / gflops - 1.0).abs() < 0.05,
+            "{name}: {ours:.2} against {gflops}"
+        );
+        assert_eq!(
+            rows.iter().map(|r| r.parameters).sum::<usize>(),
+            n.parameters()
+        );
     }
 }
 
@@ -75,7 +81,13 @@ fn names_are_unique_and_those_of_checkpoints() {
     }
     // parameters, and mean, variance, counter of each batch norm
     assert_eq!(n.layout.params.len() + 3 * n.layout.norms.len(), 708);
-    assert!(network("yolov8n", 3).layout.params.iter().any(|p| p.name == "model.22.dfl.conv.weight"));
+    assert!(
+        network("yolov8n", 3)
+            .layout
+            .params
+            .iter()
+            .any(|p| p.name == "model.22.dfl.conv.weight")
+    );
 }
 
 #[test]
@@ -83,15 +95,27 @@ fn both_heads_start_equal_and_seeds_differ() {
     let n = network("yolo26n", 3);
     let state = init::init(&n, 0);
     let find = |name: &str| n.layout.params.iter().find(|p| p.name == name).unwrap();
-    for p in n.layout.params.iter().filter(|p| p.name.contains("one2one_")) {
+    for p in n
+        .layout
+        .params
+        .iter()
+        .filter(|p| p.name.contains("one2one_"))
+    {
         let twin = find(&p.name.replace("one2one_", ""));
-        assert_eq!(state.params[p.range()], state.params[twin.range()], "{}", p.name);
+        assert_eq!(
+            state.params[p.range()],
+            state.params[twin.range()],
+            "{}",
+            p.name
+        );
     }
     assert_ne!(state.params, init::init(&n, 1).params);
     assert_eq!(state.params, init::init(&n, 0).params);
     let w = find("model.0.conv.weight");
     let bound = 1.0 / 27.0f32.sqrt();
     assert!(state.params[w.range()].iter().all(|v| v.abs() <= bound));
-    let spread = state.params[w.range()].iter().fold(0.0f32, |a, v| a.max(v.abs()));
+    let spread = state.params[w.range()]
+        .iter()
+        .fold(0.0f32, |a, v| a.max(v.abs()));
     assert!(spread > 0.9 * bound);
 }

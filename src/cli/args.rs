@@ -232,6 +232,9 @@ fn unexpected(word: String, command: Command) -> ConfigError {
         None if find(&word).is_some() || foreign_option(&word).is_some() => {
             format!("options are written --{} VALUE", word.replace('_', "-"))
         }
+        None if word.starts_with(|c: char| c.is_ascii_digit()) => {
+            "an option takes one word; lists are written with commas (--classes 0,2)".to_owned()
+        }
         None => match nearest(&word, Command::ALL.map(Command::name)) {
             Some(command) => format!("did you mean {command}?"),
             None => "commands are train, val and info, and options begin with --".to_owned(),
@@ -245,4 +248,196 @@ fn usage(error: &clap::Error) -> ConfigError {
     let message = error.to_string();
     let line = message.lines().next().unwrap_or_default();
     ConfigError::Usage(line.trim_start_matches("error: ").to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parsed(words: &str) -> Result<Parsed, ConfigError> {
+        let words = ["yolo-train"].into_iter().chain(words.split_whitespace());
+        parse(words.map(OsString::from))
+    }
+
+    fn run(words: &str) -> (Command, Settings) {
+        match parsed(words) {
+            Ok(Parsed::Run(command, settings)) => (command, *settings),
+            other => panic!("{words}: {other:?}"),
+        }
+    }
+
+    fn message(words: &str) -> String {
+        match parsed(words) {
+            Err(error) => error.to_string(),
+            other => panic!("{words}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn training_is_the_default_command() {
+        for words in ["", "--data x.yaml --epochs 3", "--cos-lr"] {
+            assert_eq!(run(words), run(&format!("train {words}")));
+            assert_eq!(run(words).0, Command::Train);
+        }
+    }
+
+    #[test]
+    fn flags_take_an_optional_value() {
+        for (words, cos_lr) in [
+            ("", false),
+            ("--cos-lr", true),
+            ("--cos-lr --epochs 3", true),
+            ("--cos-lr=true", true),
+            ("--cos-lr false", false),
+            ("--cos-lr=false", false),
+            ("--cos_lr", true),
+        ] {
+            let settings = run(words).1;
+            assert_eq!(settings.cos_lr, cos_lr, "{words}");
+            assert_eq!(settings.is_given("cos-lr"), !words.is_empty(), "{words}");
+        }
+    }
+
+    #[test]
+    fn both_spellings_and_both_forms_are_understood_and_the_last_counts() {
+        for words in [
+            "--close-mosaic 5",
+            "--close_mosaic 5",
+            "--close-mosaic=5",
+            "--close-mosaic 7 --close_mosaic 5",
+        ] {
+            assert_eq!(run(words).1.close_mosaic, 5, "{words}");
+        }
+    }
+
+    #[test]
+    fn negative_values_are_values() {
+        assert_eq!(run("--save-period -1").1.save_period, -1);
+        assert!(
+            message("--lr0 -1").starts_with("bad value for --lr0 on the command line: given -1")
+        );
+        assert!(
+            message("--lr0 -nan")
+                .starts_with("bad value for --lr0 on the command line: given -nan")
+        );
+        let idle = message("--device -1,-1");
+        assert_eq!(
+            idle,
+            "device -1,-1 cannot be used: this build trains on one CPU device (--device auto or cpu)"
+        );
+    }
+
+    #[test]
+    fn validation_and_description_have_their_own_options() {
+        let (command, settings) = run("val --weights w.safetensors --data d.yaml --split test");
+        assert_eq!(command, Command::Val);
+        assert_eq!(settings.weights, "w.safetensors");
+        assert_eq!(settings.split.name(), "test");
+        let (command, settings) = run("info --model yolov8s --nc 3 --imgsz 320");
+        assert_eq!(command, Command::Info);
+        assert_eq!((settings.nc, settings.imgsz), (3, 320));
+        assert_eq!(message("val"), "`yolo-train val` needs --weights");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (words, expected) in [
+            (
+                "--epoch 3",
+                "unknown option --epoch; did you mean --epochs? (see --help)",
+            ),
+            (
+                "--batch 3 --epoch=3",
+                "unknown option --epoch; did you mean --epochs? (see --help)",
+            ),
+            ("--frobnicate", "unknown option --frobnicate (see --help)"),
+            ("-e 3", "unknown option -e (see --help)"),
+            (
+                "--no-val",
+                "unknown option --no-val; did you mean --val false? (see --help)",
+            ),
+            (
+                "--cache ram",
+                "option --cache is known from other trainers but not supported yet: images are read from disk",
+            ),
+            (
+                "--exist_ok",
+                "option --exist_ok is known from other trainers but not needed: a run never overwrites another one",
+            ),
+            (
+                "--epochs",
+                "--epochs on the command line needs a value: a whole number from 1 to 1000000",
+            ),
+            (
+                "--epochs --batch 3",
+                "--epochs on the command line needs a value: a whole number from 1 to 1000000",
+            ),
+            (
+                "--weights w",
+                "option --weights belongs to `yolo-train val`, not to `yolo-train train`",
+            ),
+            (
+                "val --weights w --epochs 3",
+                "option --epochs belongs to `yolo-train train`, not to `yolo-train val`",
+            ),
+            (
+                "epochs=10",
+                "unexpected word epochs=10 on the command line; options are written --epochs 10",
+            ),
+            (
+                "train --batch 2 close_mosaic=3",
+                "unexpected word close_mosaic=3 on the command line; options are written --close-mosaic 3",
+            ),
+            (
+                "epoch=10",
+                "unknown option --epoch; did you mean --epochs? (see --help)",
+            ),
+            (
+                "trian",
+                "unexpected word trian on the command line; did you mean train?",
+            ),
+            (
+                "--epochs 3 val",
+                "unexpected word val on the command line; a command comes before all options: yolo-train val …",
+            ),
+            (
+                "--classes 0 2",
+                "unexpected word 2 on the command line; an option takes one word; lists are written with commas (--classes 0,2)",
+            ),
+        ] {
+            assert_eq!(message(words), expected, "{words}");
+        }
+    }
+
+    #[test]
+    fn help_shows_every_option_under_its_group() {
+        for command in Command::ALL {
+            let Ok(Parsed::Show(help)) = parsed(&format!("{} --help", command.name())) else {
+                panic!("no help");
+            };
+            let help = help.to_string();
+            for spec in options_of(command) {
+                assert!(help.contains(&format!("--{} ", spec.name)), "{}", spec.name);
+                assert!(
+                    help.contains(&format!("\n{}:\n", spec.group)),
+                    "{}",
+                    spec.group
+                );
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_words_give_settings_or_one_line(words in proptest::collection::vec(
+            prop_oneof![any::<String>(), Just("--epochs".to_owned()), Just("val".to_owned()), Just("-1".to_owned())], 0..5)
+        ) {
+            let words = ["yolo-train".to_owned()].into_iter().chain(words);
+            if let Err(error) = parse(words.map(OsString::from)) {
+                let message = error.to_string();
+                prop_assert!(!message.contains(['\n', '\r']), "{}", message);
+            }
+        }
+    }
 }

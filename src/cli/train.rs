@@ -1,12 +1,22 @@
 //! `yolo-train [train]`.
 
 use super::interrupt;
-use super::outcome::{Outcome, print};
-use crate::config::{Command, Settings};
+use super::outcome::Outcome;
+use crate::config::Settings;
+use crate::report::Console;
+use crate::train::{self, TrainError};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
-    let _interrupted = interrupt::listen()?;
-    // The integrator's: crate::train::run(settings, interrupted)
-    print(&settings.yaml_of(Command::Train))?;
-    Ok(Outcome::Finished)
+    let interrupted = interrupt::listen()?;
+    ended(train::run(settings, &interrupted, &Console::new()))
+}
+
+/// How a command that leaves a folder has ended.
+pub(super) fn ended<T>(result: Result<T, TrainError>) -> anyhow::Result<Outcome> {
+    match result {
+        Ok(_) => Ok(Outcome::Finished),
+        Err(TrainError::Interrupted) => Ok(Outcome::Interrupted),
+        Err(TrainError::Config(e)) => Err(e.into()),
+        Err(e) => Err(e.into()),
+    }
 }

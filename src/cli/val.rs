@@ -1,12 +1,13 @@
 //! `yolo-train val`.
 
 use super::interrupt;
-use super::outcome::{Outcome, print};
-use crate::config::{Command, Settings};
+use super::outcome::Outcome;
+use super::train::ended;
+use crate::config::Settings;
+use crate::report::Console;
+use crate::train;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
-    let _interrupted = interrupt::listen()?;
-    // The integrator's: crate::train::validate(settings, interrupted)
-    print(&settings.yaml_of(Command::Val))?;
-    Ok(Outcome::Finished)
+    let interrupted = interrupt::listen()?;
+    ended(train::val(settings, &interrupted, &Console::new()))
 }

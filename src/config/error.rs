@@ -65,9 +65,10 @@ pub enum ConfigError {
         owner: &'static str,
         command: &'static str,
     },
-    #[error("bad value for {option} {place}: given {}, allowed is {allowed}{}", shown(.given), shown_hint(.hint))]
+    #[error("bad value for {} {place}: given {}, allowed is {allowed}{}",
+        .place.spelling(.option), shown(.given), shown_hint(.hint))]
     BadValue {
-        option: String,
+        option: &'static OptionSpec,
         place: Place,
         given: String,
         allowed: String,
@@ -111,7 +112,7 @@ impl ConfigError {
             (Place::CommandLine, 1) => "-",
             (Place::CommandLine, _) => "--",
         };
-        let spelt = format!("{dashes}{name}");
+        let spelt = shown(&format!("{dashes}{name}"));
         if let Some(reason) = foreign::reason(name) {
             return Self::Foreign {
                 name: spelt,
@@ -122,7 +123,7 @@ impl ConfigError {
         let negated = name.strip_prefix("no-").or(name.strip_prefix("no_"));
         let flag = negated
             .and_then(find)
-            .filter(|spec| spec.kind == Kind::Flag && place == Place::CommandLine)
+            .filter(|spec| spec.kind == Kind::Flag && command.is_some_and(|c| spec.is_taken_by(c)))
             .map(|spec| format!("--{} false", spec.name));
         let suggestion = match command {
             Some(command) => nearest(name, options_of(command).map(|spec| spec.name)),

@@ -124,7 +124,8 @@ impl Kind {
     /// What is allowed, as short as `--help` needs it; `None` where the placeholder says it.
     pub fn brief(&self) -> Option<String> {
         match self {
-            Kind::Flag | Kind::Text(_) | Kind::Scale => None,
+            // The help of --scale and --device says it, too.
+            Kind::Flag | Kind::Text(_) | Kind::Scale | Kind::Device => None,
             Kind::Integer { min, max } if *max >= PRACTICALLY_UNLIMITED => {
                 Some(format!("at least {min}"))
             }
@@ -138,7 +139,6 @@ impl Kind {
             Kind::ImageSize => Some("a multiple of 32".into()),
             Kind::Choice(choices) => Some(choices.join(", ")),
             Kind::Classes => Some("such as 0,2,5".into()),
-            Kind::Device => Some("such as cpu, 0 or 0,1".into()),
         }
     }
 

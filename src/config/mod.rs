@@ -15,7 +15,7 @@ mod suggest;
 mod tests;
 mod value;
 
-// pub mod dataset;
+pub mod dataset;
 pub mod model;
 
 pub use device::{DeviceError, DeviceRequest};

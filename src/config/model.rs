@@ -20,19 +20,36 @@ const EMBEDDED: [(&str, &str); 3] = [
 pub enum ModelConfigError {
     /// Neither a file nor an embedded name.
     #[error("unknown model '{given}'; known are {known}, or a path to a model YAML{hint}")]
-    Unknown { given: String, known: String, hint: String },
+    Unknown {
+        given: String,
+        known: String,
+        hint: String,
+    },
     /// The file could not be read.
     #[error("cannot read model file {path}: {source}")]
-    Read { path: String, source: std::io::Error },
+    Read {
+        path: String,
+        source: std::io::Error,
+    },
     /// The YAML does not parse.
     #[error("{path}: {reason}")]
     Parse { path: String, reason: String },
     /// The scale is not in the file's table.
-    #[error("{path}: scale '{scale}' is not in its table of scales ({known}); set `scale:` or end the file's name with the letter")]
-    Scale { path: String, scale: String, known: String },
+    #[error(
+        "{path}: scale '{scale}' is not in its table of scales ({known}); set `scale:` or end the file's name with the letter"
+    )]
+    Scale {
+        path: String,
+        scale: String,
+        known: String,
+    },
     /// A layer is inconsistent.
     #[error("{path}: layer {layer}: {reason}")]
-    Layer { path: String, layer: usize, reason: String },
+    Layer {
+        path: String,
+        layer: usize,
+        reason: String,
+    },
 }
 
 /// How a scale letter changes depth and width.
@@ -167,13 +184,21 @@ impl ModelSpec {
     pub fn resolve(model: &str) -> Result<Self, ModelConfigError> {
         let path = Path::new(model);
         if path.is_file() {
-            let text = std::fs::read_to_string(path)
-                .map_err(|source| ModelConfigError::Read { path: model.into(), source })?;
-            let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+            let text = std::fs::read_to_string(path).map_err(|source| ModelConfigError::Read {
+                path: model.into(),
+                source,
+            })?;
+            let stem = path
+                .file_stem()
+                .map(|s| s.to_string_lossy().into_owned())
+                .unwrap_or_default();
             let letter = stem.chars().last().map(String::from).unwrap_or_default();
             return Self::parse(model, &text, &letter);
         }
-        let name = model.strip_suffix(".yaml").or(model.strip_suffix(".yml")).unwrap_or(model);
+        let name = model
+            .strip_suffix(".yaml")
+            .or(model.strip_suffix(".yml"))
+            .unwrap_or(model);
         for (family, text) in EMBEDDED {
             if let Some(scale) = name.strip_prefix(family)
                 && ["n", "s", "m", "l", "x"].contains(&scale)
@@ -189,27 +214,49 @@ impl ModelSpec {
             .filter(|(distance, _)| *distance <= 3)
             .map(|(_, n)| format!("; did you mean {n}?"))
             .unwrap_or_default();
-        let known = EMBEDDED.map(|(f, _)| format!("{f}{{n,s,m,l,x}}")).join(", ");
-        Err(ModelConfigError::Unknown { given: model.into(), known, hint })
+        let known = EMBEDDED
+            .map(|(f, _)| format!("{f}{{n,s,m,l,x}}"))
+            .join(", ");
+        Err(ModelConfigError::Unknown {
+            given: model.into(),
+            known,
+            hint,
+        })
     }
 
     /// All names that the binary carries.
     #[must_use]
     pub fn known() -> Vec<String> {
-        EMBEDDED.iter().flat_map(|(f, _)| ["n", "s", "m", "l", "x"].map(|s| format!("{f}{s}"))).collect()
+        EMBEDDED
+            .iter()
+            .flat_map(|(f, _)| ["n", "s", "m", "l", "x"].map(|s| format!("{f}{s}")))
+            .collect()
     }
 
     fn parse(path: &str, text: &str, letter: &str) -> Result<Self, ModelConfigError> {
-        let raw: RawModel = serde_saphyr::from_str(text)
-            .map_err(|e| ModelConfigError::Parse { path: path.into(), reason: one_line(&e.to_string()) })?;
+        let raw: RawModel = serde_saphyr::from_str(text).map_err(|e| ModelConfigError::Parse {
+            path: path.into(),
+            reason: one_line(&e.to_string()),
+        })?;
         let letter = raw.scale.clone().unwrap_or_else(|| letter.into());
         let Some(&scale) = raw.scales.get(&letter) else {
             let known = raw.scales.keys().cloned().collect::<Vec<_>>().join(", ");
-            return Err(ModelConfigError::Scale { path: path.into(), scale: letter, known });
+            return Err(ModelConfigError::Scale {
+                path: path.into(),
+                scale: letter,
+                known,
+            });
         };
-        let fail = |layer: usize, reason: String| ModelConfigError::Layer { path: path.into(), layer, reason };
+        let fail = |layer: usize, reason: String| ModelConfigError::Layer {
+            path: path.into(),
+            layer,
+            reason,
+        };
         if raw.reg_max == 0 || raw.reg_max > 64 {
-            return Err(fail(0, format!("reg_max is {}, allowed is 1..=64", raw.reg_max)));
+            return Err(fail(
+                0,
+                format!("reg_max is {}, allowed is 1..=64", raw.reg_max),
+            ));
         }
         let mut layers = Vec::with_capacity(raw.layers.len());
         for (i, l) in raw.layers.iter().enumerate() {
@@ -229,25 +276,46 @@ impl ModelSpec {
                         .ok_or_else(|| fail(i, format!("from: {f} does not name an earlier layer")))
                 })
                 .collect::<Result<Vec<_>, _>>()?;
-            let needs_out =
-                !matches!(l.block, BlockKind::Upsample | BlockKind::Concat | BlockKind::Detect);
+            let needs_out = !matches!(
+                l.block,
+                BlockKind::Upsample | BlockKind::Concat | BlockKind::Detect
+            );
             if needs_out && l.out == 0 {
-                return Err(fail(i, "out: the number of output channels is missing".into()));
+                return Err(fail(
+                    i,
+                    "out: the number of output channels is missing".into(),
+                ));
             }
             if !(1..=2).contains(&l.stride) || l.kernel % 2 == 0 || l.kernel > 15 {
-                return Err(fail(i, format!("kernel {} stride {}: allowed are odd kernels up to 15, strides 1 and 2", l.kernel, l.stride)));
+                return Err(fail(
+                    i,
+                    format!(
+                        "kernel {} stride {}: allowed are odd kernels up to 15, strides 1 and 2",
+                        l.kernel, l.stride
+                    ),
+                ));
             }
             let several = matches!(l.block, BlockKind::Concat | BlockKind::Detect);
             if !several && from.len() > 1 {
-                return Err(fail(i, format!("{:?} reads one layer, {} are given", l.block, from.len())));
+                return Err(fail(
+                    i,
+                    format!("{:?} reads one layer, {} are given", l.block, from.len()),
+                ));
             }
             if several && from.is_empty() {
-                return Err(fail(i, format!("{:?} must name the layers it reads", l.block)));
+                return Err(fail(
+                    i,
+                    format!("{:?} must name the layers it reads", l.block),
+                ));
             }
             if (l.block == BlockKind::Detect) != (i + 1 == raw.layers.len()) {
-                return Err(fail(i, "detect must be the last layer and the only one of its kind".into()));
+                return Err(fail(
+                    i,
+                    "detect must be the last layer and the only one of its kind".into(),
+                ));
             }
-            let out = (l.out.min(scale.max_channels) as f64 * scale.width / 8.0).ceil() as usize * 8;
+            let out =
+                (l.out.min(scale.max_channels) as f64 * scale.width / 8.0).ceil() as usize * 8;
             let repeats = if l.repeats > 1 {
                 // ties to even, as in the published networks
                 ((l.repeats as f64 * scale.depth).round_ties_even() as usize).max(1)
@@ -320,11 +388,17 @@ mod tests {
     #[test]
     fn bad_layers_are_named() {
         let text = "family: t\nreg_max: 1\none_to_one: false\nhead_class_branch: full\nscales: {n: {depth: 1, width: 1, max_channels: 64}}\nlayers:\n  - {block: conv, out: 8, from: 3}\n";
-        let e = ModelSpec::parse("t.yaml", text, "n").unwrap_err().to_string();
+        let e = ModelSpec::parse("t.yaml", text, "n")
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("layer 0") && e.contains("from: 3"), "{e}");
-        let e = ModelSpec::parse("t.yaml", text, "q").unwrap_err().to_string();
+        let e = ModelSpec::parse("t.yaml", text, "q")
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("scale 'q'"), "{e}");
-        let e = ModelSpec::parse("t.yaml", &text.replace("reg_max", "regmax"), "n").unwrap_err().to_string();
+        let e = ModelSpec::parse("t.yaml", &text.replace("reg_max", "regmax"), "n")
+            .unwrap_err()
+            .to_string();
         assert!(e.contains("regmax") && e.lines().count() == 1, "{e}");
     }
 }

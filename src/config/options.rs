@@ -69,13 +69,16 @@ impl OptionSpec {
 }
 
 macro_rules! options {
+    // The key in YAML files is the field's name, unless the row has one (`box` is no name for a field in Rust).
+    (@key $field:ident) => { stringify!($field) };
+    (@key $field:ident $key:literal) => { $key };
     ($($group:literal { $(
-        $name:literal $key:literal $field:ident: $type:ty = $default:expr, $kind:expr, $commands:expr, $help:literal;
+        $name:literal $($key:literal)? $field:ident: $type:ty = $default:expr, $kind:expr, $commands:expr, $help:literal;
     )* })*) => {
         /// All options, in the order of `--help`, `docs/options.md` and `args.yaml`.
         pub static OPTIONS: &[OptionSpec] = &[$($(
             OptionSpec {
-                name: $name, key: $key, group: $group, kind: $kind, default: $default, commands: $commands, help: $help,
+                name: $name, key: options!(@key $field $($key)?), group: $group, kind: $kind, default: $default, commands: $commands, help: $help,
             },
         )*)*];
 
@@ -158,81 +161,81 @@ use DefaultText::{Is, Unset};
 
 options! {
     "Run" {
-        "data" "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), TRAIN_VAL,
+        "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), TRAIN_VAL,
             "Description of the data set (YAML): its splits and the names of its classes";
-        "model" "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO,
+        "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO,
             "Network: yolo26, yolo11 or yolov8 with the size n, s, m, l or x, or a YAML file";
-        "weights" "weights" weights: String = Unset("must be given"), Kind::Text("FILE"), VAL,
+        "weights" weights: String = Unset("none; it must be given"), Kind::Text("FILE"), VAL,
             "Weights to validate, as a training run leaves them (weights/best.safetensors)";
-        "nc" "nc" nc: usize = Is("80"), Kind::Integer { min: 1, max: 65_536 }, INFO,
+        "nc" nc: usize = Is("80"), Kind::Integer { min: 1, max: 65_536 }, INFO,
             "Number of classes of the network that is described";
-        "epochs" "epochs" epochs: usize = Is("100"), COUNT, TRAIN,
+        "epochs" epochs: usize = Is("100"), COUNT, TRAIN,
             "Times that training goes through all images";
-        "patience" "patience" patience: usize = Is("100"), from(0), TRAIN,
+        "patience" patience: usize = Is("100"), from(0), TRAIN,
             "Stop after this many epochs without a better mAP50-95 (0: never)";
-        "batch" "batch" batch: usize = Is("16"), COUNT, TRAIN_VAL,
+        "batch" batch: usize = Is("16"), COUNT, TRAIN_VAL,
             "Images in one pass through the network, over all devices together";
-        "imgsz" "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, ALL,
+        "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, ALL,
             "Side of the square that images are fitted into";
-        "save-period" "save_period" save_period: i64 = Is("-1"), from(-1), TRAIN,
+        "save-period" save_period: i64 = Is("-1"), from(-1), TRAIN,
             "Keep a copy of the weights every so many epochs (-1 or 0: only best and last)";
-        "seed" "seed" seed: u64 = Is("0"), Kind::Integer { min: 0, max: u64::MAX as i128 }, TRAIN,
+        "seed" seed: u64 = Is("0"), Kind::Integer { min: 0, max: u64::MAX as i128 }, TRAIN,
             "Start of all random choices; equal seeds give equal runs";
-        "project" "project" project: String = Is("runs/detect"), Kind::Text("FOLDER"), TRAIN_VAL,
+        "project" project: String = Is("runs/detect"), Kind::Text("FOLDER"), TRAIN_VAL,
             "Folder that runs are put into";
-        "name" "name" name: Option<String> = Unset("train, train-2, … (val, val-2, …)"), Kind::Text("NAME"), TRAIN_VAL,
+        "name" name: Option<String> = Unset("train, train-2, … (val, val-2, …)"), Kind::Text("NAME"), TRAIN_VAL,
             "Name of this run's folder; a run never overwrites another one";
-        "cfg" "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), TRAIN_VAL,
+        "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), TRAIN_VAL,
             "YAML file with values of these options; the command line goes before it";
     }
     "Machine" {
-        "device" "device" device: String = Is("auto"), Kind::Device, TRAIN_VAL,
+        "device" device: String = Is("auto"), Kind::Device, TRAIN_VAL,
             "Where to compute; this version knows auto and cpu";
-        "workers" "workers" workers: Option<usize> = Unset("the smaller of 8 and the processor cores"),
+        "workers" workers: Option<usize> = Unset("the smaller of 8 and the processor cores"),
             Kind::Integer { min: 0, max: 1024 }, TRAIN_VAL,
             "Threads that read and augment images (0 counts as 1)";
-        "threads" "threads" threads: Option<usize> = Unset("one per processor core"),
+        "threads" threads: Option<usize> = Unset("one per processor core"),
             Kind::Integer { min: 1, max: 1024 }, TRAIN_VAL,
             "Threads that compute; the results do not depend on it";
     }
     "Data" {
-        "single-cls" "single_cls" single_cls: bool = Is("false"), Kind::Flag, TRAIN_VAL,
+        "single-cls" single_cls: bool = Is("false"), Kind::Flag, TRAIN_VAL,
             "Treat all classes as one";
-        "classes" "classes" classes: Option<Vec<usize>> = Unset("all"), Kind::Classes, TRAIN_VAL,
+        "classes" classes: Option<Vec<usize>> = Unset("all"), Kind::Classes, TRAIN_VAL,
             "Use only the objects of these classes";
-        "fraction" "fraction" fraction: f64 = Is("1.0"), Kind::Number(Interval::above(0.0, 1.0)), TRAIN,
+        "fraction" fraction: f64 = Is("1.0"), Kind::Number(Interval::above(0.0, 1.0)), TRAIN,
             "Part of the training images that is used";
-        "multi-scale" "multi_scale" multi_scale: f64 = Is("0.0"), FRACTION, TRAIN,
+        "multi-scale" multi_scale: f64 = Is("0.0"), FRACTION, TRAIN,
             "Vary the image size from step to step by up to this part of it";
-        "drop-last" "drop_last" drop_last: bool = Is("false"), Kind::Flag, TRAIN,
+        "drop-last" drop_last: bool = Is("false"), Kind::Flag, TRAIN,
             "Leave out an epoch's last batch where it is not full";
-        "skip-bad" "skip_bad" skip_bad: bool = Is("false"), Kind::Flag, TRAIN_VAL,
+        "skip-bad" skip_bad: bool = Is("false"), Kind::Flag, TRAIN_VAL,
             "Leave out bad labels and unreadable images, and count them, instead of stopping";
     }
     "Optimisation" {
-        "optimizer" "optimizer" optimizer: Optimizer = Is("auto"), Kind::Choice(Optimizer::NAMES), TRAIN,
+        "optimizer" optimizer: Optimizer = Is("auto"), Kind::Choice(Optimizer::NAMES), TRAIN,
             "Rule of the steps; auto chooses it, the rate and the momentum that are not given";
-        "lr0" "lr0" lr0: f64 = Is("0.01"), Kind::Number(Interval::above(0.0, 10.0)), TRAIN,
+        "lr0" lr0: f64 = Is("0.01"), Kind::Number(Interval::above(0.0, 10.0)), TRAIN,
             "Learning rate after warm-up, for nbs images a step";
-        "lrf" "lrf" lrf: f64 = Is("0.01"), FRACTION, TRAIN,
+        "lrf" lrf: f64 = Is("0.01"), FRACTION, TRAIN,
             "Learning rate at the end, as a part of lr0";
-        "cos-lr" "cos_lr" cos_lr: bool = Is("false"), Kind::Flag, TRAIN,
+        "cos-lr" cos_lr: bool = Is("false"), Kind::Flag, TRAIN,
             "Lower the learning rate along a cosine instead of a line";
-        "momentum" "momentum" momentum: f64 = Is("0.937"), MOMENTUM, TRAIN,
+        "momentum" momentum: f64 = Is("0.937"), MOMENTUM, TRAIN,
             "Momentum of SGD, first beta of AdamW";
-        "weight-decay" "weight_decay" weight_decay: f64 = Is("0.0005"), FRACTION, TRAIN,
+        "weight-decay" weight_decay: f64 = Is("0.0005"), FRACTION, TRAIN,
             "Weight decay; biases and normalisation have none";
-        "warmup-epochs" "warmup_epochs" warmup_epochs: f64 = Is("3.0"), number(0.0, 1000.0), TRAIN,
+        "warmup-epochs" warmup_epochs: f64 = Is("3.0"), number(0.0, 1000.0), TRAIN,
             "Length of warm-up, at most half the run";
-        "warmup-momentum" "warmup_momentum" warmup_momentum: f64 = Is("0.8"), MOMENTUM, TRAIN,
+        "warmup-momentum" warmup_momentum: f64 = Is("0.8"), MOMENTUM, TRAIN,
             "Momentum at the first step";
-        "warmup-bias-lr" "warmup_bias_lr" warmup_bias_lr: f64 = Is("0.1"), number(0.0, 10.0), TRAIN,
+        "warmup-bias-lr" warmup_bias_lr: f64 = Is("0.1"), number(0.0, 10.0), TRAIN,
             "Learning rate of the biases at the first step";
-        "nbs" "nbs" nbs: usize = Is("64"), COUNT, TRAIN,
+        "nbs" nbs: usize = Is("64"), COUNT, TRAIN,
             "Images a step that the learning rate is meant for";
-        "accumulate" "accumulate" accumulate: Option<usize> = Unset("nbs / batch, at least 1"), COUNT, TRAIN,
+        "accumulate" accumulate: Option<usize> = Unset("nbs / batch, at least 1"), COUNT, TRAIN,
             "Batches whose gradients make one step";
-        "lr-scaling" "lr_scaling" lr_scaling: LrScaling = Is("auto"), Kind::Choice(LrScaling::NAMES), TRAIN,
+        "lr-scaling" lr_scaling: LrScaling = Is("auto"), Kind::Choice(LrScaling::NAMES), TRAIN,
             "How the learning rate follows the images a step; auto: linear for SGD, sqrt for AdamW";
     }
     "Loss" {
@@ -244,49 +247,49 @@ options! {
             "Weight of the sides of boxes (their distribution, or their distance)";
     }
     "Augmentation" {
-        "hsv-h" "hsv_h" hsv_h: f64 = Is("0.015"), FRACTION, TRAIN,
+        "hsv-h" hsv_h: f64 = Is("0.015"), FRACTION, TRAIN,
             "Shift of the hue, as a part of the colour circle";
-        "hsv-s" "hsv_s" hsv_s: f64 = Is("0.7"), FRACTION, TRAIN,
+        "hsv-s" hsv_s: f64 = Is("0.7"), FRACTION, TRAIN,
             "Change of the saturation, as a part of it";
-        "hsv-v" "hsv_v" hsv_v: f64 = Is("0.4"), FRACTION, TRAIN,
+        "hsv-v" hsv_v: f64 = Is("0.4"), FRACTION, TRAIN,
             "Change of the brightness, as a part of it";
-        "degrees" "degrees" degrees: f64 = Is("0.0"), number(0.0, 180.0), TRAIN,
+        "degrees" degrees: f64 = Is("0.0"), number(0.0, 180.0), TRAIN,
             "Rotation by up to so many degrees either way";
-        "translate" "translate" translate: f64 = Is("0.1"), FRACTION, TRAIN,
+        "translate" translate: f64 = Is("0.1"), FRACTION, TRAIN,
             "Shift by up to this part of the image's side";
-        "scale" "scale" scale: ScaleRange = Is("0.5"), Kind::Scale, TRAIN,
+        "scale" scale: ScaleRange = Is("0.5"), Kind::Scale, TRAIN,
             "Change of size: X for multipliers from 1-X to 1+X, or the multipliers MIN,MAX";
-        "shear" "shear" shear: f64 = Is("0.0"), number(0.0, 80.0), TRAIN,
+        "shear" shear: f64 = Is("0.0"), number(0.0, 80.0), TRAIN,
             "Shear by up to so many degrees either way";
-        "perspective" "perspective" perspective: f64 = Is("0.0"), number(0.0, 0.001), TRAIN,
+        "perspective" perspective: f64 = Is("0.0"), number(0.0, 0.001), TRAIN,
             "Strength of the perspective";
-        "flipud" "flipud" flipud: f64 = Is("0.0"), FRACTION, TRAIN,
+        "flipud" flipud: f64 = Is("0.0"), FRACTION, TRAIN,
             "Probability of turning an image upside down";
-        "fliplr" "fliplr" fliplr: f64 = Is("0.5"), FRACTION, TRAIN,
+        "fliplr" fliplr: f64 = Is("0.5"), FRACTION, TRAIN,
             "Probability of mirroring an image left to right";
-        "mosaic" "mosaic" mosaic: f64 = Is("1.0"), FRACTION, TRAIN,
+        "mosaic" mosaic: f64 = Is("1.0"), FRACTION, TRAIN,
             "Probability of putting four images together";
-        "mixup" "mixup" mixup: f64 = Is("0.0"), FRACTION, TRAIN,
+        "mixup" mixup: f64 = Is("0.0"), FRACTION, TRAIN,
             "Probability of blending two images";
-        "cutmix" "cutmix" cutmix: f64 = Is("0.0"), FRACTION, TRAIN,
+        "cutmix" cutmix: f64 = Is("0.0"), FRACTION, TRAIN,
             "Probability of pasting a part of another image";
-        "close-mosaic" "close_mosaic" close_mosaic: usize = Is("10"), from(0), TRAIN,
+        "close-mosaic" close_mosaic: usize = Is("10"), from(0), TRAIN,
             "Last epochs without mosaic, mixup and cutmix (a short run keeps them for its first half)";
     }
     "Validation" {
-        "val" "val" val: bool = Is("true"), Kind::Flag, TRAIN,
+        "val" val: bool = Is("true"), Kind::Flag, TRAIN,
             "Validate after every epoch";
-        "split" "split" split: SplitName = Is("val"), Kind::Choice(SplitName::NAMES), VAL,
+        "split" split: SplitName = Is("val"), Kind::Choice(SplitName::NAMES), VAL,
             "Split of the data set that is validated on";
-        "rect" "rect" rect: bool = Is("true"), Kind::Flag, TRAIN_VAL,
+        "rect" rect: bool = Is("true"), Kind::Flag, TRAIN_VAL,
             "Give each validation batch the shape of its images instead of a square";
-        "conf" "conf" conf: Option<f64> = Unset("0.001"), FRACTION, TRAIN_VAL,
+        "conf" conf: Option<f64> = Unset("0.001"), FRACTION, TRAIN_VAL,
             "Lowest score of a detection that counts";
-        "iou" "iou" iou: f64 = Is("0.7"), FRACTION, TRAIN_VAL,
+        "iou" iou: f64 = Is("0.7"), FRACTION, TRAIN_VAL,
             "Overlap above which suppression drops the weaker of two boxes";
-        "max-det" "max_det" max_det: usize = Is("300"), Kind::Integer { min: 1, max: 10_000 }, TRAIN_VAL,
+        "max-det" max_det: usize = Is("300"), Kind::Integer { min: 1, max: 10_000 }, TRAIN_VAL,
             "Most detections in an image";
-        "end2end" "end2end" end2end: bool = Is("false"), Kind::Flag, TRAIN_VAL,
+        "end2end" end2end: bool = Is("false"), Kind::Flag, TRAIN_VAL,
             "Use the head that needs no suppression, where the network has one";
     }
 }

@@ -23,7 +23,7 @@ pub struct ScaleRange {
 macro_rules! choices {
     ($(#[$meta:meta])* $type:ident { $($(#[$variant_meta:meta])* $variant:ident = $name:literal,)* }) => {
         $(#[$meta])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $type { $($(#[$variant_meta])* $variant,)* }
 
         impl $type {
@@ -201,7 +201,7 @@ impl Settings {
             .kind
             .read(text)
             .map_err(|refusal| ConfigError::BadValue {
-                option: place.spelling(spec),
+                option: spec,
                 place: place.clone(),
                 given: text.to_owned(),
                 allowed: refusal.allowed,

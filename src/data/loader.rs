@@ -341,3 +341,7 @@ impl Plan for ValidationPlan {
 #[cfg(test)]
 #[path = "loader_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "loader_looks.rs"]
+mod looks;

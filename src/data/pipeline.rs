@@ -4,7 +4,7 @@
 //! decides what a batch contains: that is a [`Plan`], a pure function of batch and slot, and so the result does not
 //! depend on the number of workers or on their timing.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -151,7 +151,7 @@ pub struct Batches {
     /// Reused without workers.
     canvas: Vec<u8>,
     /// An error from before the first batch.
-    early: VecDeque<LoaderError>,
+    early: Option<LoaderError>,
 }
 
 struct Workers {
@@ -173,13 +173,13 @@ impl Batches {
             failed: false,
             workers: None,
             canvas: Vec::new(),
-            early: VecDeque::new(),
+            early: None,
             plan,
         };
         if workers > 0 && first < batches.plan.batches() {
             match Workers::start(&batches.plan, first, workers) {
                 Ok(started) => batches.workers = Some(started),
-                Err(error) => batches.early.push_back(error),
+                Err(error) => batches.early = Some(error),
             }
         }
         batches
@@ -187,7 +187,7 @@ impl Batches {
 
     fn make(&mut self) -> Result<Batch, LoaderError> {
         let batch = self.next;
-        if let Some(error) = self.early.pop_front() {
+        if let Some(error) = self.early.take() {
             return Err(error);
         }
         match &mut self.workers {

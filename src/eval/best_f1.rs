@@ -95,10 +95,14 @@ pub(super) fn match_image(
 
 /// The confidence of the best smoothed mean F1 and what it gives. `instances[class]` is the number of ground truths.
 pub(super) fn best_f1(outcomes: &[Outcome], instances: &[usize]) -> OperatingPoint {
-    let curves: Vec<Option<Curve>> = instances
-        .iter()
-        .enumerate()
-        .map(|(class, &n)| (n > 0).then(|| Curve::of(outcomes, class, n)))
+    let mut of_class: Vec<Vec<Outcome>> = vec![Vec::new(); instances.len()];
+    for outcome in outcomes {
+        of_class[outcome.class].push(*outcome);
+    }
+    let curves: Vec<Option<Curve>> = of_class
+        .into_iter()
+        .zip(instances)
+        .map(|(own, &n)| (n > 0).then(|| Curve::of(own, n)))
         .collect();
     let counted = curves.iter().flatten().count().max(1) as f64;
     let mean_f1: Vec<f64> = (0..POINTS)
@@ -125,8 +129,7 @@ struct Curve {
 }
 
 impl Curve {
-    fn of(outcomes: &[Outcome], class: usize, instances: usize) -> Self {
-        let mut ranked: Vec<&Outcome> = outcomes.iter().filter(|o| o.class == class).collect();
+    fn of(mut ranked: Vec<Outcome>, instances: usize) -> Self {
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
         let mut curve = Self {
             precision: vec![if ranked.is_empty() { 0.0 } else { 1.0 }; POINTS],
@@ -210,7 +213,13 @@ mod tests {
         };
         let f1 = |c: f64| {
             let points: Vec<_> = at(c).into_iter().flatten().collect();
-            let f = |&(p, r): &(f64, f64)| if p + r > 0.0 { 2.0 * p * r / (p + r) } else { 0.0 };
+            let f = |&(p, r): &(f64, f64)| {
+                if p + r > 0.0 {
+                    2.0 * p * r / (p + r)
+                } else {
+                    0.0
+                }
+            };
             points.iter().map(f).sum::<f64>() / points.len() as f64
         };
         let raw: Vec<f64> = (0..1000).map(|i| f1(i as f64 / 999.0)).collect();
@@ -231,7 +240,9 @@ mod tests {
     fn the_operating_point_is_the_definition_read_off_naively() {
         let mut state = 7_u64;
         let mut draw = move || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             (state >> 33) as f64 / f64::from(1_u32 << 31)
         };
         for _ in 0..20 {

@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 
 use hotcoco::params::IouType;
-use hotcoco::{AccumulatedEval, Annotation, Category, EvalMode, Image, Params, StreamingEval};
+use hotcoco::{
+    AccumulatedEval, Annotation, Category, Dataset, EvalMode, Image, Params, StreamingEval,
+};
 
 use super::best_f1::{Outcome, best_f1, match_image};
 use super::results::{CocoDetection, image_at};
-use super::{Detection, EvalError};
+use super::{Detection, EvalError, zero_id};
 use crate::data::{ImageEntry, Split};
+use crate::report::tables::ClassRow;
 
 /// What an evaluation found. A figure of -1 does not exist (no ground truth of that kind), as in the COCO API.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,6 +51,36 @@ pub struct ClassMetrics {
     pub ap: f64,
 }
 
+impl Metrics {
+    /// The lines of the table of classes: that of all, then one for each class.
+    pub fn rows(&self) -> (ClassRow<'_>, Vec<ClassRow<'_>>) {
+        let all = ClassRow {
+            name: "all",
+            images: self.images,
+            instances: self.instances,
+            precision: self.precision,
+            recall: self.recall,
+            ap50: self.coco[1],
+            ap: self.coco[0],
+        };
+        (all, self.per_class.iter().map(ClassMetrics::row).collect())
+    }
+}
+
+impl ClassMetrics {
+    fn row(&self) -> ClassRow<'_> {
+        ClassRow {
+            name: &self.name,
+            images: self.images,
+            instances: self.instances,
+            precision: self.precision,
+            recall: self.recall,
+            ap50: self.ap50,
+            ap: self.ap,
+        }
+    }
+}
+
 /// Collects the detections of images of one split, in any order, and scores them.
 ///
 /// Evaluators over disjoint images (one per process) [`merge`](Self::merge) into exactly the one that saw them all.
@@ -66,21 +99,10 @@ impl<'a> Evaluator<'a> {
     /// A split that cannot be scored: repeated image or category ids, a ground truth of a class that does not exist.
     pub fn new(split: &'a Split) -> Result<Self, EvalError> {
         check(split)?;
-        let categories = split
-            .category_ids
-            .iter()
-            .zip(&split.names)
-            .map(|(&id, name)| Category {
-                id,
-                name: name.clone(),
-                ..Default::default()
-            })
-            .collect();
-        let coco = StreamingEval::new(Params::new(IouType::Bbox), EvalMode::Coco, categories)
-            .map_err(|source| EvalError::Matching {
-                place: "cannot start".into(),
-                source,
-            })?;
+        let coco = start(split).map_err(|source| EvalError::Matching {
+            place: "cannot start".into(),
+            source,
+        })?;
         Ok(Self {
             split,
             coco,
@@ -116,21 +138,7 @@ impl<'a> Evaluator<'a> {
                 file: image.file_name.clone(),
             });
         }
-        self.coco
-            .update(
-                vec![image_record(image)],
-                self.truths(image),
-                detections
-                    .iter()
-                    .map(|(_, d)| Annotation {
-                        image_id: image.id,
-                        category_id: d.category_id,
-                        bbox: Some(d.bbox),
-                        score: Some(d.score),
-                        ..Default::default()
-                    })
-                    .collect(),
-            )
+        self.match_for_figures(image, detections)
             .map_err(|source| EvalError::Matching {
                 place: format!("of {}", image.file_name),
                 source,
@@ -200,7 +208,15 @@ impl<'a> Evaluator<'a> {
             .cat_ids
             .iter()
             .enumerate()
-            .map(|(k, &id)| (id, (mean_precision(curves, 0..1, k), mean_precision(curves, 0..curves.shape.t, k))))
+            .map(|(k, &id)| {
+                (
+                    id,
+                    (
+                        mean_precision(curves, 0..1, k),
+                        mean_precision(curves, 0..curves.shape.t, k),
+                    ),
+                )
+            })
             .collect();
 
         let per_class: Vec<ClassMetrics> = (0..classes)
@@ -230,6 +246,43 @@ impl<'a> Evaluator<'a> {
         }
     }
 
+    fn match_for_figures(
+        &mut self,
+        image: &ImageEntry,
+        detections: &[(usize, CocoDetection)],
+    ) -> Result<(), hotcoco::Error> {
+        let images = vec![Image {
+            id: image.id,
+            width: image.width,
+            height: image.height,
+            ..Default::default()
+        }];
+        let annotations = self.truths(image);
+        let found: Vec<Annotation> = detections
+            .iter()
+            .map(|(_, d)| Annotation {
+                image_id: image.id,
+                category_id: d.category_id,
+                bbox: Some(d.bbox),
+                score: Some(d.score),
+                ..Default::default()
+            })
+            .collect();
+        let Some(zero) = zero_id(self.split, image).filter(|_| !found.is_empty()) else {
+            return self.coco.update(images, annotations, found);
+        };
+        let mut alone = start(self.split)?;
+        alone.update(images.clone(), annotations.clone(), found.clone())?;
+        let dataset = Dataset {
+            images,
+            annotations,
+            categories: categories(self.split),
+            ..Default::default()
+        };
+        self.coco
+            .merge(zero_id::apply(&alone, dataset, found, zero)?)
+    }
+
     fn truths(&self, image: &ImageEntry) -> Vec<Annotation> {
         image
             .truths
@@ -247,13 +300,33 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-fn image_record(image: &ImageEntry) -> Image {
-    Image {
-        id: image.id,
-        width: image.width,
-        height: image.height,
-        ..Default::default()
-    }
+/// The position of the truth to which the COCO API's rule for id 0 applies: see `zero_id.rs`.
+fn zero_id(split: &Split, image: &ImageEntry) -> Option<usize> {
+    let truth = |t: &crate::data::Truth| t.id == 0 && !t.crowd;
+    image
+        .truths
+        .iter()
+        .position(truth)
+        .filter(|_| split.image_id_in_file)
+}
+
+fn categories(split: &Split) -> Vec<Category> {
+    let named = split.category_ids.iter().zip(&split.names);
+    named
+        .map(|(&id, name)| Category {
+            id,
+            name: name.clone(),
+            ..Default::default()
+        })
+        .collect()
+}
+
+fn start(split: &Split) -> Result<StreamingEval, hotcoco::Error> {
+    StreamingEval::new(
+        Params::new(IouType::Bbox),
+        EvalMode::Coco,
+        categories(split),
+    )
 }
 
 /// Mean of the interpolated precision of category slot `k` over IoU thresholds and the 101 recalls, for all areas and
@@ -273,6 +346,36 @@ fn mean_of_existing(values: impl Iterator<Item = f64>) -> f64 {
         n += 1;
     }
     if n == 0 { -1.0 } else { sum / n as f64 }
+}
+
+/// What the COCO API makes of this ground truth that its author may not expect, one line each; empty for most sets.
+pub fn coco_api_remarks(split: &Split) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if !split.image_id_in_file {
+        return remarks;
+    }
+    if let Some(image) = split.images.iter().find(|i| zero_id(split, i).is_some()) {
+        remarks.push(format!(
+            "{}: an annotation has id 0, which the COCO API always counts as missed; so do the COCO figures here \
+             (precision and recall do not). Number annotations from 1",
+            image.file_name
+        ));
+    }
+    let mut ids: Vec<u64> = split
+        .images
+        .iter()
+        .flat_map(|i| &i.truths)
+        .map(|t| t.id)
+        .collect();
+    ids.sort_unstable();
+    let repeated = ids.windows(2).filter(|w| w[0] == w[1]).count();
+    if repeated > 0 {
+        remarks.push(format!(
+            "{repeated} annotations repeat another's id: the COCO API reads only the last of each, so its figures \
+             will differ from the ones here, which count all. Give each annotation its own id"
+        ));
+    }
+    remarks
 }
 
 fn check(split: &Split) -> Result<(), EvalError> {

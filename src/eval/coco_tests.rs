@@ -1,10 +1,10 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hotcoco::metrics::counts::average_precision;
 
 use super::best_f1::{Outcome, match_image};
 use super::results::CocoDetection;
-use super::testing::{Draw, image, read_coco, split};
+use super::testing::{Draw, drawn_set, image, read_coco, split};
 use super::{Detection, EvalError, Evaluator, Metrics, Predictions};
 use crate::data::{ImageEntry, Split, Truth};
 
@@ -66,63 +66,11 @@ fn shared_cocoeval_is_reproduced_to_the_last_digit() {
     assert_eq!((metrics.images, metrics.instances), (100, 830));
 }
 
-/// A data set with everything that the COCO API treats specially: gaps in the ids, images out of order, crowd regions,
-/// areas smaller than the box, boxes without area, equal scores within and across images, more than 100 detections of a
-/// class in one image, a class without ground truth and one without detections. `first_id` is the first annotation's.
-fn drawn_set(first_id: u64) -> (Split, Vec<Vec<Detection>>) {
-    let mut draw = Draw::new(11);
-    let mut id = first_id;
-    let ids = [3, 1, 7, 18, 44, 90];
-    let mut images = Vec::new();
-    let mut detections = Vec::new();
-    for n in 0..60_u64 {
-        let (mut truths, mut found) = (Vec::new(), Vec::new());
-        for _ in 0..draw.below(12) {
-            let side = 4.0 + 300.0 * draw.unit().powi(3);
-            let bbox = [
-                (draw.unit() * 300.0 * 100.0).round() / 100.0,
-                (draw.unit() * 200.0 * 100.0).round() / 100.0,
-                (side * (0.5 + draw.unit()) * 100.0).round() / 100.0,
-                if draw.below(40) == 0 { 0.0 } else { (side * 100.0).round() / 100.0 },
-            ];
-            let class = draw.below(5);
-            truths.push(Truth {
-                id,
-                class,
-                bbox,
-                area: bbox[2] * bbox[3] * (0.4 + 0.6 * draw.unit()),
-                crowd: draw.below(8) == 0,
-            });
-            id += 1;
-            for _ in 0..draw.below(4) {
-                let [x, y, w, h] = bbox.map(|v| v as f32);
-                let mut jitter = |scale: f32| (draw.unit() as f32 - 0.5) * scale * side as f32;
-                let xyxy = [x + jitter(0.3), y + jitter(0.3), x + w + jitter(0.3), y + h + jitter(0.3)];
-                found.push(Detection {
-                    xyxy,
-                    score: (1 + draw.below(50)) as f32 / 50.0,
-                    class: if draw.below(6) == 0 { draw.below(6) } else { class },
-                });
-            }
-        }
-        if n == 5 {
-            for _ in 0..150 {
-                let (x, y) = (draw.unit() as f32 * 500.0, draw.unit() as f32 * 400.0);
-                found.push(Detection {
-                    xyxy: [x, y, x + 40.0, y + 40.0],
-                    score: draw.unit() as f32,
-                    class: 1,
-                });
-            }
-        }
-        found.retain(|d| d.class != 3);
-        images.push(image(1000 - 7 * n, truths));
-        detections.push(found);
-    }
-    (split(&ids, images), detections)
-}
-
-fn evaluate<'a>(split: &'a Split, detections: &[Vec<Detection>], order: impl Iterator<Item = usize>) -> Evaluator<'a> {
+fn evaluate<'a>(
+    split: &'a Split,
+    detections: &[Vec<Detection>],
+    order: impl Iterator<Item = usize>,
+) -> Evaluator<'a> {
     let mut evaluator = Evaluator::new(split).unwrap();
     for index in order {
         evaluator.add(index, &detections[index]).unwrap();
@@ -130,15 +78,13 @@ fn evaluate<'a>(split: &'a Split, detections: &[Vec<Detection>], order: impl Ite
     evaluator
 }
 
-/// Writes what pycocotools needs to check the constants below, where `YOLO_TRAIN_COCO_DUMP` names a folder:
-/// `COCO(truth.json)`, `loadRes(predictions.json)`, `COCOeval(…, "bbox")`.
-fn dump(name: &str, split: &Split, detections: &[Vec<Detection>]) {
-    let Ok(folder) = std::env::var("YOLO_TRAIN_COCO_DUMP") else {
-        return;
-    };
-    let folder = PathBuf::from(folder).join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    let annotations = split.images.iter().flat_map(|i| i.truths.iter().map(move |t| (i, t)));
+/// Writes what pycocotools needs to check these figures: `truth.json`, `predictions.json`, and ours in `figures.txt`.
+fn write_for_pycocotools(folder: &Path, split: &Split, detections: &[Vec<Detection>]) {
+    std::fs::create_dir_all(folder).unwrap();
+    let annotations = split
+        .images
+        .iter()
+        .flat_map(|i| i.truths.iter().map(move |t| (i, t)));
     let json = serde_json::json!({
         "images": split.images.iter().map(|i| serde_json::json!({"id": i.id})).collect::<Vec<_>>(),
         "categories": split.category_ids.iter().map(|id| serde_json::json!({"id": id, "name": id.to_string()})).collect::<Vec<_>>(),
@@ -159,10 +105,9 @@ fn dump(name: &str, split: &Split, detections: &[Vec<Detection>]) {
 
 #[test]
 fn a_drawn_set_gives_the_figures_of_the_coco_api_to_the_last_digit() {
-    let (split, detections) = drawn_set(1);
-    dump("drawn", &split, &detections);
+    let (split, detections) = drawn_set(11);
     let metrics = evaluate(&split, &detections, 0..60).finish();
-    // pycocotools 2.0.11 on the files of `dump`.
+    // pycocotools 2.0.11 on what `sets_for_pycocotools` writes.
     let figures = [
         0.16903340532125952,
         0.35802310879569993,
@@ -178,8 +123,121 @@ fn a_drawn_set_gives_the_figures_of_the_coco_api_to_the_last_digit() {
         0.3436694677871148,
     ];
     assert_eq!(metrics.coco, figures);
-    let (split, detections) = drawn_set(0);
-    dump("drawn-from-0", &split, &detections);
+}
+
+/// [`drawn_set`] with id 0 for a box of `class` that is found.
+fn with_id_zero(seed: u64, class: usize) -> (Split, Vec<Vec<Detection>>) {
+    let (mut split, detections) = drawn_set(seed);
+    let close = |t: &Truth, d: &Detection| {
+        let [x, y, w, h] = t.bbox;
+        let near = [x, y, x + w, y + h]
+            .iter()
+            .zip(d.xyxy)
+            .all(|(a, b)| (a - f64::from(b)).abs() < 0.1 * w.min(h));
+        near && t.class == class && d.class == class && !t.crowd
+    };
+    let (image, found) = split
+        .images
+        .iter_mut()
+        .zip(&detections)
+        .find_map(|(image, found)| {
+            let at = image
+                .truths
+                .iter()
+                .position(|t| found.iter().any(|d| close(t, d)))?;
+            Some((image, at))
+        })
+        .unwrap();
+    image.truths[found].id = 0;
+    (split, detections)
+}
+
+const ID_ZERO_LARGE: [f64; 12] = [
+    0.16778069276721524,
+    0.35560594170585663,
+    0.11724782900797544,
+    0.18873906983872693,
+    0.1829913755298873,
+    0.23260633921999468,
+    0.17690299580242652,
+    0.3106825369443965,
+    0.312164018425878,
+    0.2606289394985047,
+    0.3821367521367522,
+    0.3354341736694678,
+];
+
+const ID_ZERO_SMALL: [f64; 12] = [
+    0.1650051584228814,
+    0.35179624568492707,
+    0.11369704071201782,
+    0.18055479568200053,
+    0.1829913755298873,
+    0.23754137482881876,
+    0.17673681789431314,
+    0.3105163590362831,
+    0.31199784051776464,
+    0.2560575109270761,
+    0.3821367521367522,
+    0.3436694677871148,
+];
+
+#[test]
+fn annotation_id_zero_counts_as_in_the_coco_api_to_the_last_digit() {
+    // pycocotools 2.0.11 on what `sets_for_pycocotools` writes.
+    for (class, figures) in [(0, ID_ZERO_LARGE), (4, ID_ZERO_SMALL)] {
+        let (mut split, detections) = with_id_zero(11, class);
+        let whole = evaluate(&split, &detections, 0..60);
+        let metrics = whole.clone().finish();
+        assert_eq!(metrics.coco, figures);
+        let mut merged = evaluate(&split, &detections, 30..60);
+        merged.merge(evaluate(&split, &detections, 0..30)).unwrap();
+        same_bits(&merged.finish(), &metrics);
+        assert_eq!(super::coco_api_remarks(&split).len(), 1);
+
+        // Ids that are in no file are ours, and mean nothing.
+        split.image_id_in_file = false;
+        let (plain, _) = drawn_set(11);
+        let expected = evaluate(&plain, &detections, 0..60).finish();
+        same_bits(&evaluate(&split, &detections, 0..60).finish(), &expected);
+        assert!(super::coco_api_remarks(&split).is_empty());
+    }
+}
+
+/// A check against the real COCO API, not a test. `YOLO_TRAIN_COCO_DUMP=DIR cargo test --release --lib
+/// sets_for_pycocotools -- --ignored` writes folders; for each of them, in Python:
+/// `t = COCO("truth.json"); e = COCOeval(t, t.loadRes("predictions.json"), "bbox")`, then `evaluate`, `accumulate`,
+/// `summarize`, and `e.stats.tolist()` is what figures.txt holds.
+#[test]
+#[ignore = "writes files for another program"]
+fn sets_for_pycocotools() {
+    let folder = PathBuf::from(std::env::var("YOLO_TRAIN_COCO_DUMP").unwrap());
+    for name in ["coco66", "bccd"] {
+        let Some(file) = shared(&format!("data/{name}/annotations/val.json")) else {
+            continue;
+        };
+        let (split, mut draw) = (read_coco(&file), Draw::new(1));
+        let mut near = |t: &Truth| {
+            let [x, y, w, h] = t.bbox.map(|v| v as f32);
+            let mut moved = |v: f32, side: f32| v + (draw.unit() as f32 - 0.5) * 0.3 * side;
+            let xyxy = [moved(x, w), moved(y, h), moved(x + w, w), moved(y + h, h)];
+            detection(xyxy, draw.unit() as f32, t.class)
+        };
+        let found: Vec<Vec<Detection>> = split
+            .images
+            .iter()
+            .map(|i| i.truths.iter().chain(&i.truths).map(&mut near).collect())
+            .collect();
+        let folder = folder.join(name);
+        write_for_pycocotools(&folder, &split, &found);
+        std::fs::copy(file, folder.join("truth.json")).unwrap();
+    }
+    for seed in 0..50 {
+        let (split, detections) = drawn_set(seed);
+        write_for_pycocotools(&folder.join(format!("drawn-{seed}")), &split, &detections);
+        let (split, detections) = with_id_zero(seed, [0, 1, 2, 4][seed as usize % 4]);
+        write_for_pycocotools(&folder.join(format!("id-zero-{seed}")), &split, &detections);
+    }
 }
 
 fn same_bits(a: &Metrics, b: &Metrics) {
@@ -190,11 +248,20 @@ fn same_bits(a: &Metrics, b: &Metrics) {
 
 #[test]
 fn evaluators_over_disjoint_images_merge_into_the_one_that_saw_all_in_any_order() {
-    let (split, detections) = drawn_set(1);
+    let (split, detections) = drawn_set(11);
     let whole = evaluate(&split, &detections, 0..60).finish();
-    same_bits(&whole, &evaluate(&split, &detections, (0..60).rev()).finish());
+    same_bits(
+        &whole,
+        &evaluate(&split, &detections, (0..60).rev()).finish(),
+    );
     for shards in [2, 3, 8] {
-        let of = |rank: usize| evaluate(&split, &detections, (0..60).filter(move |i| i % shards == rank));
+        let of = |rank: usize| {
+            evaluate(
+                &split,
+                &detections,
+                (0..60).filter(move |i| i % shards == rank),
+            )
+        };
         let mut first = of(shards - 1);
         for rank in (0..shards - 1).rev() {
             first.merge(of(rank)).unwrap();
@@ -205,10 +272,15 @@ fn evaluators_over_disjoint_images_merge_into_the_one_that_saw_all_in_any_order(
 
 #[test]
 fn the_table_per_class_agrees_with_the_figures_and_with_the_matching_behind_precision() {
-    let (split, detections) = drawn_set(1);
+    let (split, detections) = drawn_set(11);
     let metrics = evaluate(&split, &detections, 0..60).finish();
     let mean = |f: fn(&super::ClassMetrics) -> f64| {
-        let of: Vec<f64> = metrics.per_class.iter().map(f).filter(|&v| v >= 0.0).collect();
+        let of: Vec<f64> = metrics
+            .per_class
+            .iter()
+            .map(f)
+            .filter(|&v| v >= 0.0)
+            .collect();
         of.iter().sum::<f64>() / of.len() as f64
     };
     assert!((mean(|c| c.ap) - metrics.coco[0]).abs() < 1e-12);
@@ -231,21 +303,34 @@ fn the_table_per_class_agrees_with_the_figures_and_with_the_matching_behind_prec
     let recalls = hotcoco::Params::new(hotcoco::IouType::Bbox).rec_thrs;
     for class in &metrics.per_class {
         let truths = split.images.iter().flat_map(|i| &i.truths);
-        let n = truths.filter(|t| t.class == class.class && !t.crowd).count();
+        let n = truths
+            .filter(|t| t.class == class.class && !t.crowd)
+            .count();
         assert_eq!(class.instances, n);
         if n > 0 && class.class != 1 {
             let own: Vec<_> = outcomes.iter().filter(|o| o.class == class.class).collect();
             let scores: Vec<f64> = own.iter().map(|o| o.score).collect();
             let hits: Vec<bool> = own.iter().map(|o| o.true_positive).collect();
             let ap = average_precision(&scores, &hits, None, n, &recalls);
-            assert!((ap - class.ap50).abs() < 1e-12, "{}: {ap} {}", class.name, class.ap50);
+            assert!(
+                (ap - class.ap50).abs() < 1e-12,
+                "{}: {ap} {}",
+                class.name,
+                class.ap50
+            );
         }
     }
 }
 
 fn truth(id: u64, class: usize, bbox: [f64; 4], crowd: bool) -> Truth {
     let area = bbox[2] * bbox[3];
-    Truth { id, class, bbox, area, crowd }
+    Truth {
+        id,
+        class,
+        bbox,
+        area,
+        crowd,
+    }
 }
 
 fn detection(xyxy: [f32; 4], score: f32, class: usize) -> Detection {
@@ -260,18 +345,57 @@ fn one_image(truths: Vec<Truth>) -> Split {
 fn perfect_detections_score_one_and_what_does_not_exist_is_minus_one() {
     let split = one_image(vec![truth(1, 0, [10.0, 10.0, 20.0, 20.0], false)]);
     let mut e = Evaluator::new(&split).unwrap();
-    e.add(0, &[detection([10.0, 10.0, 30.0, 30.0], 0.9, 0)]).unwrap();
+    e.add(0, &[detection([10.0, 10.0, 30.0, 30.0], 0.9, 0)])
+        .unwrap();
     e.add(1, &[]).unwrap();
     let m = e.finish();
     // The COCO API adds 2^-52 to the number of detections before it divides, so a perfect AP is just below 1.
     let rounded = m.coco.map(|v| v.round());
-    assert_eq!(rounded, [1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0]);
+    assert_eq!(
+        rounded,
+        [
+            1.0, 1.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0, 1.0, 1.0, -1.0, -1.0
+        ]
+    );
     assert!(m.coco[0] > 1.0 - 1e-15);
-    assert_eq!((m.precision, m.recall, m.images, m.instances), (1.0, 1.0, 2, 1));
+    assert_eq!(
+        (m.precision, m.recall, m.images, m.instances),
+        (1.0, 1.0, 2, 1)
+    );
     let c = &m.per_class[0];
-    assert_eq!((c.name.as_str(), c.images, c.instances, c.ap50.round(), c.ap.round()), ("c5", 1, 1, 1.0, 1.0));
+    assert_eq!(
+        (
+            c.name.as_str(),
+            c.images,
+            c.instances,
+            c.ap50.round(),
+            c.ap.round()
+        ),
+        ("c5", 1, 1, 1.0, 1.0)
+    );
     let c = &m.per_class[1];
-    assert_eq!((c.images, c.instances, c.precision, c.recall, c.ap50, c.ap), (0, 0, -1.0, -1.0, -1.0, -1.0));
+    assert_eq!(
+        (c.images, c.instances, c.precision, c.recall, c.ap50, c.ap),
+        (0, 0, -1.0, -1.0, -1.0, -1.0)
+    );
+}
+
+#[test]
+fn the_table_has_a_line_for_all_and_one_for_each_class() {
+    let (split, detections) = drawn_set(11);
+    let metrics = evaluate(&split, &detections, 0..60).finish();
+    let (all, classes) = metrics.rows();
+    assert_eq!(
+        (all.name, all.images, all.ap50),
+        ("all", 60, metrics.coco[1])
+    );
+    assert_eq!(classes.len(), 6);
+    assert_eq!(
+        (classes[0].name, classes[0].ap),
+        ("c3", metrics.per_class[0].ap)
+    );
+    let instances: usize = classes.iter().map(|c| c.instances).sum();
+    assert_eq!(all.instances, instances);
 }
 
 #[test]
@@ -289,7 +413,10 @@ fn detections_in_a_crowd_region_are_not_wrong() {
     ];
     e.add(0, &found).unwrap();
     let m = e.finish();
-    assert_eq!((m.coco[0].round(), m.precision, m.recall, m.instances), (1.0, 1.0, 1.0, 1));
+    assert_eq!(
+        (m.coco[0].round(), m.precision, m.recall, m.instances),
+        (1.0, 1.0, 1.0, 1)
+    );
 }
 
 #[test]
@@ -299,7 +426,10 @@ fn nothing_evaluated_and_nothing_detected_are_no_errors() {
     let mut e = Evaluator::new(&split).unwrap();
     e.add(0, &[]).unwrap();
     let m = e.finish();
-    assert_eq!((m.coco[0], m.coco[8], m.precision, m.recall), (0.0, 0.0, 0.0, 0.0));
+    assert_eq!(
+        (m.coco[0], m.coco[8], m.precision, m.recall),
+        (0.0, 0.0, 0.0, 0.0)
+    );
 }
 
 #[test]
@@ -332,7 +462,10 @@ fn a_split_or_a_detection_that_cannot_be_scored_is_an_error_and_changes_nothing(
     other.add(0, &[]).unwrap();
     assert!(matches!(e.merge(other), Err(EvalError::ImageTwice { .. })));
     let s = split(&[5, 8], vec![]);
-    assert!(matches!(e.merge(Evaluator::new(&s).unwrap()), Err(EvalError::OtherSplit)));
+    assert!(matches!(
+        e.merge(Evaluator::new(&s).unwrap()),
+        Err(EvalError::OtherSplit)
+    ));
     assert_eq!(e.finish().images, 1);
 }
 
@@ -358,7 +491,10 @@ fn evaluator_speed() {
     for index in 0..1000 {
         e.add(index, &found).unwrap();
     }
-    println!("added 1000 images of 300 detections in {:?}", start.elapsed());
+    println!(
+        "added 1000 images of 300 detections in {:?}",
+        start.elapsed()
+    );
     let start = std::time::Instant::now();
     e.finish();
     println!("finished in {:?}", start.elapsed());

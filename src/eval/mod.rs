@@ -12,9 +12,12 @@
 mod best_f1;
 mod coco;
 mod error;
+mod infer;
 mod predictions;
 mod results;
 mod suppress;
+mod validate;
+mod zero_id;
 
 #[cfg(test)]
 mod coco_tests;
@@ -23,10 +26,12 @@ mod suppress_tests;
 #[cfg(test)]
 mod testing;
 
-pub use coco::{ClassMetrics, Evaluator, Metrics};
+pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use error::EvalError;
+pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;
 pub use suppress::{SuppressConfig, end_to_end, suppress};
+pub use validate::{Choice, ValidateError, Validation, validate};
 
 /// One detected object.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -85,7 +85,11 @@ impl<'a> Predictions<'a> {
                 serde_json::to_writer(&mut *out, &row)?;
             }
         }
-        out.write_all(if separator == "[\n" { b"[]\n" } else { b"\n]\n" })
+        out.write_all(if separator == "[\n" {
+            b"[]\n"
+        } else {
+            b"\n]\n"
+        })
     }
 }
 
@@ -109,8 +113,10 @@ mod tests {
     fn rows_carry_original_ids_width_and_height_and_shortest_numbers() {
         let split = split(&[7, 90], vec![image(42, vec![]), image(17, vec![])]);
         let mut p = Predictions::new(&split);
-        p.add(1, &[detection([1.0, 2.5, 11.0, 22.5], 0.5, 1)]).unwrap();
-        p.add(0, &[detection([0.1, 0.0, 0.3, 1.0], 0.9, 0)]).unwrap();
+        p.add(1, &[detection([1.0, 2.5, 11.0, 22.5], 0.5, 1)])
+            .unwrap();
+        p.add(0, &[detection([0.1, 0.0, 0.3, 1.0], 0.9, 0)])
+            .unwrap();
         let w = f64::from(0.3_f32) - f64::from(0.1_f32);
         assert_eq!(
             written(&p),
@@ -131,7 +137,8 @@ mod tests {
         let mut split = split(&[0], vec![image(0, vec![])]);
         split.image_id_in_file = false;
         let mut p = Predictions::new(&split);
-        p.add(0, &[detection([0.0, 0.0, 1.0, 1.0], 1.0, 0)]).unwrap();
+        p.add(0, &[detection([0.0, 0.0, 1.0, 1.0], 1.0, 0)])
+            .unwrap();
         let rows: serde_json::Value = serde_json::from_str(&written(&p)).unwrap();
         assert_eq!(rows[0]["file_name"], "0.jpg");
     }
@@ -149,10 +156,23 @@ mod tests {
         let split = split(&[0], vec![image(3, vec![])]);
         let mut p = Predictions::new(&split);
         let e = p.add(0, &[detection([0.0, f32::NAN, 1.0, 1.0], 0.5, 0)]);
-        assert!(e.unwrap_err().to_string().starts_with("3.jpg: a detection is not finite"));
+        assert!(
+            e.unwrap_err()
+                .to_string()
+                .starts_with("3.jpg: a detection is not finite")
+        );
         let e = p.add(0, &[detection([0.0; 4], 0.5, 1)]);
-        assert!(e.unwrap_err().to_string().contains("class 1, but the data set has 1 classes (0 to 0)"));
-        assert!(p.add(1, &[]).unwrap_err().to_string().contains("image index 1"));
+        assert!(
+            e.unwrap_err()
+                .to_string()
+                .contains("class 1, but the data set has 1 classes (0 to 0)")
+        );
+        assert!(
+            p.add(1, &[])
+                .unwrap_err()
+                .to_string()
+                .contains("image index 1")
+        );
     }
 
     proptest::proptest! {

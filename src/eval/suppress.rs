@@ -135,7 +135,7 @@ fn keep_best(candidates: &mut Vec<Candidate>, k: usize) {
 
 fn check_shapes(boxes: &[f32], scores: &[f32], classes: usize) {
     assert!(
-        classes > 0 && boxes.len() % 4 == 0 && scores.len() == boxes.len() / 4 * classes,
+        classes > 0 && boxes.len().is_multiple_of(4) && scores.len() == boxes.len() / 4 * classes,
         "boxes [A, 4] of length {} and scores [A, {classes}] of length {} disagree",
         boxes.len(),
         scores.len()
@@ -183,7 +183,11 @@ impl Candidate {
         // Adding zero turns -0 into 0. A negative float's bits fall as it rises, a positive one's rise, so flip
         // accordingly to get one ascending order.
         let bits = (score + 0.0).to_bits();
-        let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+        let ascending = if bits >> 31 == 1 {
+            !bits
+        } else {
+            bits | 1 << 31
+        };
         Self(u64::from(!ascending) << 32 | flat as u64)
     }
 

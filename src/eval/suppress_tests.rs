@@ -12,10 +12,17 @@ fn iou(a: &[f32; 4], b: &[f32; 4]) -> f32 {
 }
 
 /// All candidates as (anchor, detection), best first.
-fn ranked(boxes: &[f32], scores: &[f32], classes: usize, c: &SuppressConfig) -> Vec<(usize, Detection)> {
+fn ranked(
+    boxes: &[f32],
+    scores: &[f32],
+    classes: usize,
+    c: &SuppressConfig,
+) -> Vec<(usize, Detection)> {
     let mut all = Vec::new();
     for (anchor, row) in scores.chunks(classes).enumerate() {
-        let best = (0..classes).rev().max_by(|&a, &b| row[a].total_cmp(&row[b]));
+        let best = (0..classes)
+            .rev()
+            .max_by(|&a, &b| row[a].total_cmp(&row[b]));
         for (class, &score) in row.iter().enumerate() {
             if score > c.conf && (c.multi_label || Some(class) == best) {
                 let xyxy = boxes[anchor * 4..anchor * 4 + 4].try_into().unwrap();
@@ -41,7 +48,11 @@ fn naive(boxes: &[f32], scores: &[f32], classes: usize, c: &SuppressConfig) -> V
         for i in 0..all.len() {
             for j in i + 1..all.len() {
                 let (a, b) = (&all[i].1, &all[j].1);
-                if a.class == class && b.class == class && !dropped[i] && iou(&a.xyxy, &b.xyxy) > c.iou {
+                if a.class == class
+                    && b.class == class
+                    && !dropped[i]
+                    && iou(&a.xyxy, &b.xyxy) > c.iou
+                {
                     dropped[j] = true;
                 }
             }
@@ -52,11 +63,13 @@ fn naive(boxes: &[f32], scores: &[f32], classes: usize, c: &SuppressConfig) -> V
 }
 
 /// Top-k of the anchors, then top-k of their scores, then the filter: the definition in its own order.
-fn naive_end_to_end(boxes: &[f32], scores: &[f32], classes: usize, c: &SuppressConfig) -> Vec<Detection> {
-    let all = SuppressConfig {
-        conf: -1.0,
-        ..*c
-    };
+fn naive_end_to_end(
+    boxes: &[f32],
+    scores: &[f32],
+    classes: usize,
+    c: &SuppressConfig,
+) -> Vec<Detection> {
+    let all = SuppressConfig { conf: -1.0, ..*c };
     let one = SuppressConfig {
         multi_label: false,
         ..all
@@ -166,7 +179,11 @@ fn equal_scores_go_by_anchor_then_class() {
     let scores = [0.5, 0.5, 0.5, 0.5];
     let got = suppress(&boxes, &scores, 2, &SuppressConfig::default());
     let of: Vec<usize> = got.iter().map(|d| d.class).collect();
-    assert_eq!(of, [0, 1], "the second anchor is the same box in both classes");
+    assert_eq!(
+        of,
+        [0, 1],
+        "the second anchor is the same box in both classes"
+    );
 }
 
 #[test]
@@ -178,8 +195,14 @@ fn a_box_is_suppressed_only_by_its_own_class_and_only_above_the_threshold() {
         ..Default::default()
     };
     assert_eq!(suppress(&boxes, &[0.9, 0.8], 1, &config(0.3)).len(), 1);
-    assert_eq!(suppress(&boxes, &[0.9, 0.8], 1, &config(1.0 / 3.0)).len(), 2);
-    assert_eq!(suppress(&boxes, &[0.9, 0.0, 0.0, 0.8], 2, &config(0.1)).len(), 2);
+    assert_eq!(
+        suppress(&boxes, &[0.9, 0.8], 1, &config(1.0 / 3.0)).len(),
+        2
+    );
+    assert_eq!(
+        suppress(&boxes, &[0.9, 0.0, 0.0, 0.8], 2, &config(0.1)).len(),
+        2
+    );
 }
 
 #[test]
@@ -195,7 +218,10 @@ fn scores_that_are_not_numbers_and_boxes_without_area_do_no_harm() {
 #[test]
 #[ignore = "a measurement"]
 fn suppress_speed() {
-    for (name, anchors, classes, levels) in [("80 classes", 8400, 80, 1 << 20), ("1 class", 8400, 1, 1 << 20)] {
+    for (name, anchors, classes, levels) in [
+        ("80 classes", 8400, 80, 1 << 20),
+        ("1 class", 8400, 1, 1 << 20),
+    ] {
         let mut draw = Draw::new(5);
         let boxes: Vec<f32> = (0..anchors)
             .flat_map(|_| {
@@ -213,7 +239,10 @@ fn suppress_speed() {
             };
             let start = std::time::Instant::now();
             let kept = suppress(&boxes, &scores, classes, &config).len();
-            println!("{name}, max_det {max_det}: kept {kept} in {:?}", start.elapsed());
+            println!(
+                "{name}, max_det {max_det}: kept {kept} in {:?}",
+                start.elapsed()
+            );
         }
         let start = std::time::Instant::now();
         let kept = end_to_end(&boxes, &scores, classes, &SuppressConfig::default()).len();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::Detection;
 use crate::data::{ImageEntry, Split, Truth};
 
 /// A split whose class k has category id `category_ids[k]` and the name `c<id>`.
@@ -30,7 +31,10 @@ pub fn image(id: u64, truths: Vec<Truth>) -> ImageEntry {
 pub fn read_coco(path: &Path) -> Split {
     let json: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     let categories = json["categories"].as_array().unwrap();
-    let ids: Vec<u64> = categories.iter().map(|c| c["id"].as_u64().unwrap()).collect();
+    let ids: Vec<u64> = categories
+        .iter()
+        .map(|c| c["id"].as_u64().unwrap())
+        .collect();
     let truth = |a: &serde_json::Value| {
         let id = a["category_id"].as_u64().unwrap();
         Truth {
@@ -70,4 +74,73 @@ impl Draw {
     pub fn below(&mut self, n: usize) -> usize {
         (self.unit() * n as f64) as usize
     }
+}
+
+/// A data set with everything that the COCO API treats specially: gaps in the ids, images out of order, crowd regions,
+/// areas smaller than the box, boxes without area, equal scores within and across images, more than 100 detections of a
+/// class in one image, a class without ground truth and one without detections.
+pub fn drawn_set(seed: u64) -> (Split, Vec<Vec<Detection>>) {
+    let mut draw = Draw::new(seed);
+    let mut id = 1;
+    let ids = [3, 1, 7, 18, 44, 90];
+    let mut images = Vec::new();
+    let mut detections = Vec::new();
+    for n in 0..60_u64 {
+        let (mut truths, mut found) = (Vec::new(), Vec::new());
+        for _ in 0..draw.below(12) {
+            let side = 4.0 + 300.0 * draw.unit().powi(3);
+            let bbox = [
+                (draw.unit() * 300.0 * 100.0).round() / 100.0,
+                (draw.unit() * 200.0 * 100.0).round() / 100.0,
+                (side * (0.5 + draw.unit()) * 100.0).round() / 100.0,
+                if draw.below(40) == 0 {
+                    0.0
+                } else {
+                    (side * 100.0).round() / 100.0
+                },
+            ];
+            let class = draw.below(5);
+            truths.push(Truth {
+                id,
+                class,
+                bbox,
+                area: bbox[2] * bbox[3] * (0.4 + 0.6 * draw.unit()),
+                crowd: draw.below(8) == 0,
+            });
+            id += 1;
+            for _ in 0..draw.below(4) {
+                let [x, y, w, h] = bbox.map(|v| v as f32);
+                let mut jitter = |scale: f32| (draw.unit() as f32 - 0.5) * scale * side as f32;
+                let xyxy = [
+                    x + jitter(0.3),
+                    y + jitter(0.3),
+                    x + w + jitter(0.3),
+                    y + h + jitter(0.3),
+                ];
+                found.push(Detection {
+                    xyxy,
+                    score: (1 + draw.below(50)) as f32 / 50.0,
+                    class: if draw.below(6) == 0 {
+                        draw.below(6)
+                    } else {
+                        class
+                    },
+                });
+            }
+        }
+        if n == 5 {
+            for _ in 0..150 {
+                let (x, y) = (draw.unit() as f32 * 500.0, draw.unit() as f32 * 400.0);
+                found.push(Detection {
+                    xyxy: [x, y, x + 40.0, y + 40.0],
+                    score: draw.unit() as f32,
+                    class: 1,
+                });
+            }
+        }
+        found.retain(|d| d.class != 3);
+        images.push(image(1000 - 7 * n, truths));
+        detections.push(found);
+    }
+    (split(&ids, images), detections)
 }

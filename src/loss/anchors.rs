@@ -26,10 +26,20 @@ impl Anchors {
     /// Anchors of an image of `height` x `width` pixels, multiples of every stride.
     #[must_use]
     pub fn new(height: usize, width: usize, strides: &[usize]) -> Self {
-        let mut a = Self { xy: vec![], stride: vec![], levels: vec![], size: [width as f64, height as f64] };
+        let mut a = Self {
+            xy: vec![],
+            stride: vec![],
+            levels: vec![],
+            size: [width as f64, height as f64],
+        };
         for &stride in strides {
             let (rows, cols) = (height / stride, width / stride);
-            a.levels.push(Level { first: a.xy.len(), rows, cols, stride });
+            a.levels.push(Level {
+                first: a.xy.len(),
+                rows,
+                cols,
+                stride,
+            });
             let s = stride as f64;
             for y in 0..rows {
                 for x in 0..cols {
@@ -57,7 +67,12 @@ impl Anchors {
     #[must_use]
     pub fn to_box(&self, anchor: usize, ltrb: [f64; 4]) -> [f64; 4] {
         let ([x, y], s) = (self.xy[anchor], self.stride[anchor]);
-        [x - ltrb[0] * s, y - ltrb[1] * s, x + ltrb[2] * s, y + ltrb[3] * s]
+        [
+            x - ltrb[0] * s,
+            y - ltrb[1] * s,
+            x + ltrb[2] * s,
+            y + ltrb[3] * s,
+        ]
     }
 }
 

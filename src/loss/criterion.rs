@@ -10,9 +10,17 @@ use crate::model::HeadOutput;
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
 /// Assignment of the one-to-many head. 16 px is the stride of the second level.
-pub const ONE_TO_MANY: TopK = TopK { first: 10, last: 10, min_side: 16.0 };
+pub const ONE_TO_MANY: TopK = TopK {
+    first: 10,
+    last: 10,
+    min_side: 16.0,
+};
 /// Assignment of the one-to-one head.
-pub const ONE_TO_ONE: TopK = TopK { first: 7, last: 1, min_side: 16.0 };
+pub const ONE_TO_ONE: TopK = TopK {
+    first: 7,
+    last: 1,
+    min_side: 16.0,
+};
 
 /// Gains of the three components.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,7 +62,11 @@ impl Components {
     #[must_use]
     pub fn items(&self, gains: Gains, normaliser: f64) -> [f64; 3] {
         let n = normaliser.max(1.0);
-        [self.boxes * gains.boxes / n, self.classes * gains.classes / n, self.distances * gains.distances / n]
+        [
+            self.boxes * gains.boxes / n,
+            self.classes * gains.classes / n,
+            self.distances * gains.distances / n,
+        ]
     }
 }
 
@@ -88,7 +100,11 @@ impl Values {
         let data = t.clone().inner().into_data();
         match data.dtype() {
             DType::F64 => Self::F64(data.try_to_vec().expect("float64 data")),
-            _ => Self::F32(data.convert::<f32>().try_to_vec().expect("converted to float32")),
+            _ => Self::F32(
+                data.convert::<f32>()
+                    .try_to_vec()
+                    .expect("converted to float32"),
+            ),
         }
     }
     fn at(&self, i: usize) -> f64 {
@@ -100,12 +116,19 @@ impl Values {
 }
 
 /// Uploads constants with the type and device of `like`, outside the graph.
-fn constant<const D: usize, const E: usize>(values: Vec<f64>, shape: [usize; D], like: &Tensor<E>) -> Tensor<D> {
+fn constant<const D: usize, const E: usize>(
+    values: Vec<f64>,
+    shape: [usize; D],
+    like: &Tensor<E>,
+) -> Tensor<D> {
     let device = like.device().inner();
     let dtype = like.dtype();
     let data = match dtype {
         DType::F64 => TensorData::new(values, shape),
-        _ => TensorData::new(values.into_iter().map(|v| v as f32).collect::<Vec<_>>(), shape),
+        _ => TensorData::new(
+            values.into_iter().map(|v| v as f32).collect::<Vec<_>>(),
+            shape,
+        ),
     };
     Tensor::from_data(data, (&device, dtype))
 }
@@ -115,7 +138,12 @@ fn constant<const D: usize, const E: usize>(values: Vec<f64>, shape: [usize; D],
 /// Classification is binary cross entropy over all anchors and classes against the soft targets; boxes are
 /// `1 - CIoU`, distances distribution focal loss (Li et al. 2020) or, for `reg_max` 1, L1 in units of the image,
 /// both weighted with the soft target.
-pub fn head_loss(out: &HeadOutput, truths: &[Vec<GroundTruth>], anchors: &Anchors, c: &Criterion) -> HeadLoss {
+pub fn head_loss(
+    out: &HeadOutput,
+    truths: &[Vec<GroundTruth>],
+    anchors: &Anchors,
+    c: &Criterion,
+) -> HeadLoss {
     let [n, a, classes] = out.scores.dims();
     let raw = Values::of(&out.boxes);
     let logits = Values::of(&out.scores);
@@ -129,7 +157,9 @@ pub fn head_loss(out: &HeadOutput, truths: &[Vec<GroundTruth>], anchors: &Anchor
         let probability = |anchor: usize, class: usize| {
             1.0 / (1.0 + (-logits.at((image * a + anchor) * classes + class)).exp())
         };
-        let positives = assign(anchors, t, c.topk, probability, |anchor| decode(image, anchor));
+        let positives = assign(anchors, t, c.topk, probability, |anchor| {
+            decode(image, anchor)
+        });
         rows.extend(positives.into_iter().map(|p| (image, p, t[p.truth])));
     }
     let score_sum: f64 = rows.iter().map(|r| r.1.score).sum();
@@ -143,7 +173,10 @@ pub fn head_loss(out: &HeadOutput, truths: &[Vec<GroundTruth>], anchors: &Anchor
     let bce = x.clone().clamp_min(0.0) - x.clone() * target + x.abs().neg().exp().log1p();
     let class_sum = bce.sum();
 
-    let mut sums = Components { classes: scalar(&class_sum), ..Components::default() };
+    let mut sums = Components {
+        classes: scalar(&class_sum),
+        ..Components::default()
+    };
     let mut total = class_sum * c.gains.classes;
     if !rows.is_empty() {
         let (boxes, dist) = box_terms(out, &rows, anchors, c, width);
@@ -151,7 +184,12 @@ pub fn head_loss(out: &HeadOutput, truths: &[Vec<GroundTruth>], anchors: &Anchor
         sums.distances = scalar(&dist);
         total = total + boxes * c.gains.boxes + dist * c.gains.distances;
     }
-    HeadLoss { total, sums, score_sum, positives: rows.len() }
+    HeadLoss {
+        total,
+        sums,
+        score_sum,
+        positives: rows.len(),
+    }
 }
 
 /// Numerators of the box and distance terms over the positives.
@@ -164,16 +202,27 @@ fn box_terms(
 ) -> (Tensor<1>, Tensor<1>) {
     let [n, a, _] = out.boxes.dims();
     let p = rows.len();
-    let index: Vec<i64> = rows.iter().map(|(image, p, _)| (image * a + p.anchor) as i64).collect();
-    let index = Tensor::<1, Int>::from_data(TensorData::new(index, [p]), &out.boxes.device().inner());
+    let index: Vec<i64> = rows
+        .iter()
+        .map(|(image, p, _)| (image * a + p.anchor) as i64)
+        .collect();
+    let index =
+        Tensor::<1, Int>::from_data(TensorData::new(index, [p]), &out.boxes.device().inner());
     let raw = out.boxes.clone().reshape([n * a, width]).select(0, index);
     let like = &out.boxes;
     let weight = constant(rows.iter().map(|r| r.1.score).collect(), [p, 1], like);
     // everything in units of the anchor's stride
-    let flat = |f: &dyn Fn(&(usize, Positive, GroundTruth)) -> [f64; 4]| rows.iter().flat_map(f).collect::<Vec<_>>();
+    let flat = |f: &dyn Fn(&(usize, Positive, GroundTruth)) -> [f64; 4]| {
+        rows.iter().flat_map(f).collect::<Vec<_>>()
+    };
     let ltrb = |r: &(usize, Positive, GroundTruth)| {
         let ([x, y], s, t) = (anchors.xy[r.1.anchor], anchors.stride[r.1.anchor], r.2.xyxy);
-        [(x - t[0]) / s, (y - t[1]) / s, (t[2] - x) / s, (t[3] - y) / s]
+        [
+            (x - t[0]) / s,
+            (y - t[1]) / s,
+            (t[2] - x) / s,
+            (t[3] - y) / s,
+        ]
     };
     let centre = flat(&|r| {
         let ([x, y], s) = (anchors.xy[r.1.anchor], anchors.stride[r.1.anchor]);
@@ -187,7 +236,11 @@ fn box_terms(
     let dist = if c.reg_max == 1 {
         raw.clone()
     } else {
-        let bins = constant((0..c.reg_max).map(|b| b as f64).collect(), [1, 1, c.reg_max], like);
+        let bins = constant(
+            (0..c.reg_max).map(|b| b as f64).collect(),
+            [1, 1, c.reg_max],
+            like,
+        );
         let q = activation::softmax(raw.clone().reshape([p, 4, c.reg_max]), 2);
         (q * bins).sum_dim(2).reshape([p, 4])
     };

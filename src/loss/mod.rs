@@ -2,11 +2,15 @@
 
 pub mod anchors;
 pub mod assign;
+mod batch;
 pub mod boxes;
 mod criterion;
 mod fast;
 
 pub use anchors::Anchors;
 pub use assign::{GroundTruth, Positive, TopK};
-pub use criterion::{Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights};
+pub use batch::{MicroBatch, ShownLoss};
+pub use criterion::{
+    Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights,
+};
 pub use fast::{FastLoss, RawHead, head_loss_and_gradient};

@@ -49,11 +49,19 @@ pub(super) struct ConvArgs {
 
 /// kxk, stride 1, SiLU.
 pub(super) fn square(k: usize) -> ConvArgs {
-    ConvArgs { k, stride: 1, groups: 1, act: true }
+    ConvArgs {
+        k,
+        stride: 1,
+        groups: 1,
+        act: true,
+    }
 }
 /// 1x1 without activation.
 pub(super) fn linear() -> ConvArgs {
-    ConvArgs { act: false, ..square(1) }
+    ConvArgs {
+        act: false,
+        ..square(1)
+    }
 }
 
 impl Builder {
@@ -67,16 +75,53 @@ impl Builder {
             head,
             Init::Uniform { fan_in },
         );
-        let gamma = self.layout.param(format!("{name}.bn.weight"), vec![co], ParamKind::Norm, head, Init::Fill(1.0));
-        let beta = self.layout.param(format!("{name}.bn.bias"), vec![co], ParamKind::Bias, head, Init::Fill(0.0));
+        let gamma = self.layout.param(
+            format!("{name}.bn.weight"),
+            vec![co],
+            ParamKind::Norm,
+            head,
+            Init::Fill(1.0),
+        );
+        let beta = self.layout.param(
+            format!("{name}.bn.bias"),
+            vec![co],
+            ParamKind::Bias,
+            head,
+            Init::Fill(0.0),
+        );
         let norm = self.layout.norm(format!("{name}.bn"), co, head);
-        let act = if a.act { Activation::Silu } else { Activation::Identity };
-        ConvNorm { weight, gamma, beta, norm, stride: a.stride, groups: a.groups, act, k: a.k, ci, co }
+        let act = if a.act {
+            Activation::Silu
+        } else {
+            Activation::Identity
+        };
+        ConvNorm {
+            weight,
+            gamma,
+            beta,
+            norm,
+            stride: a.stride,
+            groups: a.groups,
+            act,
+            k: a.k,
+            ci,
+            co,
+        }
     }
 
     /// 3x3 with one filter per channel (groups = gcd(ci, co), and ci = co here).
     pub fn depthwise(&mut self, name: &str, c: usize, act: bool) -> ConvNorm {
-        self.conv(name, c, c, ConvArgs { k: 3, stride: 1, groups: c, act })
+        self.conv(
+            name,
+            c,
+            c,
+            ConvArgs {
+                k: 3,
+                stride: 1,
+                groups: c,
+                act,
+            },
+        )
     }
 }
 
@@ -85,13 +130,15 @@ impl ConvNorm {
         let t = p.tensors;
         let (y, stats) = ops::conv_norm_act(
             x,
-            t.weight(self.weight),
-            t.vector(self.gamma),
-            t.vector(self.beta),
-            self.stride,
-            self.groups,
-            t.norm(self.norm),
-            self.act,
+            ops::ConvNorm {
+                weight: t.weight(self.weight),
+                gamma: t.vector(self.gamma),
+                beta: t.vector(self.beta),
+                stride: self.stride,
+                groups: self.groups,
+                norm: t.norm(self.norm),
+                act: self.act,
+            },
         );
         if let Some(s) = stats {
             p.collected.stats.push((self.norm, s));
@@ -150,7 +197,9 @@ impl C3k {
         let cv1 = b.conv(&format!("{name}.cv1"), c, hidden, square(1));
         let cv2 = b.conv(&format!("{name}.cv2"), c, hidden, square(1));
         let cv3 = b.conv(&format!("{name}.cv3"), 2 * hidden, c, square(1));
-        let m = (0..repeats).map(|i| Bottleneck::new(b, &format!("{name}.m.{i}"), hidden, shortcut, 1.0)).collect();
+        let m = (0..repeats)
+            .map(|i| Bottleneck::new(b, &format!("{name}.m.{i}"), hidden, shortcut, 1.0))
+            .collect();
         Self { cv1, cv2, cv3, m }
     }
     fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
@@ -220,7 +269,10 @@ impl Psa {
         let attn = Attention::new(b, &format!("{name}.attn"), c, (c / 64).max(1));
         let up = b.conv(&format!("{name}.ffn.0"), c, 2 * c, square(1));
         let down = b.conv(&format!("{name}.ffn.1"), 2 * c, c, linear());
-        Self { attn, ffn: [up, down] }
+        Self {
+            attn,
+            ffn: [up, down],
+        }
     }
     fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
         let y = self.attn.forward(x.clone(), p);
@@ -270,7 +322,12 @@ impl Csp {
     pub fn new(b: &mut Builder, name: &str, ci: usize, co: usize, a: CspArgs) -> Self {
         let hidden = (co as f64 * a.expansion) as usize;
         let cv1 = b.conv(&format!("{name}.cv1"), ci, 2 * hidden, square(1));
-        let cv2 = b.conv(&format!("{name}.cv2"), (2 + a.repeats) * hidden, co, square(1));
+        let cv2 = b.conv(
+            &format!("{name}.cv2"),
+            (2 + a.repeats) * hidden,
+            co,
+            square(1),
+        );
         let e = if a.narrow { 0.5 } else { 1.0 };
         let m = (0..a.repeats)
             .map(|i| {
@@ -285,11 +342,16 @@ impl Csp {
                 }
             })
             .collect();
-        Self { cv1, cv2, m, hidden }
+        Self {
+            cv1,
+            cv2,
+            m,
+            hidden,
+        }
     }
     pub fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
         let y = self.cv1.forward(x, p);
-        let mut last = ops::split_channels(y.clone(), self.hidden, self.hidden);
+        let mut last = ops::part(y.clone(), self.hidden, self.hidden);
         let mut parts = vec![y];
         for m in &self.m {
             last = match m {
@@ -330,11 +392,29 @@ pub(super) struct Sppf {
 }
 
 impl Sppf {
-    pub fn new(b: &mut Builder, name: &str, ci: usize, co: usize, pools: usize, shortcut: bool, act: bool) -> Self {
+    pub fn new(
+        b: &mut Builder,
+        name: &str,
+        ci: usize,
+        co: usize,
+        pools: usize,
+        shortcut: bool,
+        act: bool,
+    ) -> Self {
         let hidden = ci / 2;
-        let cv1 = b.conv(&format!("{name}.cv1"), ci, hidden, ConvArgs { act, ..square(1) });
+        let cv1 = b.conv(
+            &format!("{name}.cv1"),
+            ci,
+            hidden,
+            ConvArgs { act, ..square(1) },
+        );
         let cv2 = b.conv(&format!("{name}.cv2"), hidden * (pools + 1), co, square(1));
-        Self { cv1, cv2, pools, add: shortcut && ci == co }
+        Self {
+            cv1,
+            cv2,
+            pools,
+            add: shortcut && ci == co,
+        }
     }
     pub fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
         let mut parts = vec![self.cv1.forward(x.clone(), p)];
@@ -364,8 +444,15 @@ impl C2psa {
         let hidden = (c as f64 * expansion) as usize;
         let cv1 = b.conv(&format!("{name}.cv1"), c, 2 * hidden, square(1));
         let cv2 = b.conv(&format!("{name}.cv2"), 2 * hidden, c, square(1));
-        let m = (0..repeats).map(|i| Psa::new(b, &format!("{name}.m.{i}"), hidden)).collect();
-        Self { cv1, cv2, m, hidden }
+        let m = (0..repeats)
+            .map(|i| Psa::new(b, &format!("{name}.m.{i}"), hidden))
+            .collect();
+        Self {
+            cv1,
+            cv2,
+            m,
+            hidden,
+        }
     }
     pub fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
         let y = self.cv1.forward(x, p);

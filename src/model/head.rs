@@ -35,14 +35,30 @@ impl Branch {
             b.head,
             Init::Uniform { fan_in: ci },
         );
-        let bias = b.layout.param(format!("{name}.2.bias"), vec![co], ParamKind::Bias, b.head, Init::Fill(bias));
-        Self { convs, weight, bias, ci, co }
+        let bias = b.layout.param(
+            format!("{name}.2.bias"),
+            vec![co],
+            ParamKind::Bias,
+            b.head,
+            Init::Fill(bias),
+        );
+        Self {
+            convs,
+            weight,
+            bias,
+            ci,
+            co,
+        }
     }
     fn forward(&self, mut x: Tensor<4>, p: &mut Pass) -> Tensor<3> {
         for c in &self.convs {
             x = c.forward(x, p);
         }
-        let y = ops::conv_bias(x, p.tensors.weight(self.weight), p.tensors.vector(self.bias));
+        let y = ops::conv_bias(
+            x,
+            p.tensors.weight(self.weight),
+            p.tensors.vector(self.bias),
+        );
         let [n, h, w, c] = y.dims();
         y.reshape([n, h * w, c])
     }
@@ -64,10 +80,17 @@ struct Branches {
 impl Branches {
     fn forward(&self, features: &[Tensor<4>], p: &mut Pass) -> HeadOutput {
         let mut run = |branches: &[Branch]| {
-            let levels = branches.iter().zip(features).map(|(b, f)| b.forward(f.clone(), p)).collect();
+            let levels = branches
+                .iter()
+                .zip(features)
+                .map(|(b, f)| b.forward(f.clone(), p))
+                .collect();
             Tensor::cat(levels, 1)
         };
-        HeadOutput { boxes: run(&self.boxes), scores: run(&self.classes) }
+        HeadOutput {
+            boxes: run(&self.boxes),
+            scores: run(&self.classes),
+        }
     }
 }
 
@@ -93,7 +116,13 @@ impl Detect {
         let one_to_many = Self::branches(b, name, "", a);
         if a.reg_max > 1 {
             let shape = vec![1, 1, a.reg_max, 1];
-            b.layout.param(format!("{name}.dfl.conv.weight"), shape, ParamKind::Constant, b.head, Init::Arange);
+            b.layout.param(
+                format!("{name}.dfl.conv.weight"),
+                shape,
+                ParamKind::Constant,
+                b.head,
+                Init::Arange,
+            );
         }
         let one_to_one = a.one_to_one.then(|| {
             b.head = HeadOf::OneToOne;
@@ -101,7 +130,10 @@ impl Detect {
             b.head = HeadOf::OneToMany;
             h
         });
-        Self { one_to_many, one_to_one }
+        Self {
+            one_to_many,
+            one_to_one,
+        }
     }
 
     fn branches(b: &mut Builder, name: &str, prefix: &str, a: &DetectArgs) -> Branches {
@@ -117,30 +149,40 @@ impl Detect {
             Branch::output(b, &name, convs, 4 * a.reg_max, 2.0)
         });
         let boxes = boxes.collect();
-        let classes = a.channels.iter().zip(a.strides).enumerate().map(|(i, (&ci, &stride))| {
-            let name = format!("{name}.{prefix}cv3.{i}");
-            let convs = match a.class_branch {
-                ClassBranch::Full => vec![
-                    b.conv(&format!("{name}.0"), ci, c3, square(3)),
-                    b.conv(&format!("{name}.1"), c3, c3, square(3)),
-                ],
-                ClassBranch::Depthwise => vec![
-                    b.depthwise(&format!("{name}.0.0"), ci, true),
-                    b.conv(&format!("{name}.0.1"), ci, c3, square(1)),
-                    b.depthwise(&format!("{name}.1.0"), c3, true),
-                    b.conv(&format!("{name}.1.1"), c3, c3, square(1)),
-                ],
-            };
-            // about five objects per 640 px image, spread over a level's cells
-            let prior = (5.0 / a.classes as f64 / (640.0 / stride as f64).powi(2)).ln();
-            Branch::output(b, &name, convs, a.classes, prior as f32)
-        });
+        let classes = a
+            .channels
+            .iter()
+            .zip(a.strides)
+            .enumerate()
+            .map(|(i, (&ci, &stride))| {
+                let name = format!("{name}.{prefix}cv3.{i}");
+                let convs = match a.class_branch {
+                    ClassBranch::Full => vec![
+                        b.conv(&format!("{name}.0"), ci, c3, square(3)),
+                        b.conv(&format!("{name}.1"), c3, c3, square(3)),
+                    ],
+                    ClassBranch::Depthwise => vec![
+                        b.depthwise(&format!("{name}.0.0"), ci, true),
+                        b.conv(&format!("{name}.0.1"), ci, c3, square(1)),
+                        b.depthwise(&format!("{name}.1.0"), c3, true),
+                        b.conv(&format!("{name}.1.1"), c3, c3, square(1)),
+                    ],
+                };
+                // about five objects per 640 px image, spread over a level's cells
+                let prior = (5.0 / a.classes as f64 / (640.0 / stride as f64).powi(2)).ln();
+                Branch::output(b, &name, convs, a.classes, prior as f32)
+            });
         let classes = classes.collect();
         Branches { boxes, classes }
     }
 
     /// Raw outputs (one-to-many, one-to-one). The second head sees detached features.
-    pub fn forward(&self, features: &[Tensor<4>], p: &mut Pass, heads: Heads) -> (Option<HeadOutput>, Option<HeadOutput>) {
+    pub fn forward(
+        &self,
+        features: &[Tensor<4>],
+        p: &mut Pass,
+        heads: Heads,
+    ) -> (Option<HeadOutput>, Option<HeadOutput>) {
         let many = heads.many.then(|| self.one_to_many.forward(features, p));
         let one = self.one_to_one.as_ref().filter(|_| heads.one).map(|h| {
             let detached: Vec<_> = features.iter().map(|f| f.clone().detach()).collect();
@@ -150,7 +192,10 @@ impl Detect {
     }
 
     pub fn cost(&self, sizes: &[(usize, usize)], c: &mut Cost) {
-        for b in [Some(&self.one_to_many), self.one_to_one.as_ref()].into_iter().flatten() {
+        for b in [Some(&self.one_to_many), self.one_to_one.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             for branch in [&b.boxes, &b.classes] {
                 branch.iter().zip(sizes).for_each(|(b, &s)| b.cost(s, c));
             }

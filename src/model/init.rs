@@ -19,7 +19,9 @@ pub struct State {
 /// FNV-1a, to turn a name into a stream of random numbers.
 #[must_use]
 pub fn hash_name(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3))
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// SplitMix64 (Steele et al. 2014) of a counter: number `index` of stream `stream`, uniform in [0, 1).
@@ -35,7 +37,11 @@ pub fn uniform(stream: u64, index: u64) -> f64 {
 /// Starting values for `seed`. Both heads start equal, as in the published networks.
 #[must_use]
 pub fn init(network: &Network, seed: u64) -> State {
-    State { params: params(&network.layout, seed), buffers: buffers(&network.layout), batches_tracked: 0 }
+    State {
+        params: params(&network.layout, seed),
+        buffers: buffers(&network.layout),
+        batches_tracked: 0,
+    }
 }
 
 fn params(layout: &Layout, seed: u64) -> Vec<f32> {
@@ -44,10 +50,14 @@ fn params(layout: &Layout, seed: u64) -> Vec<f32> {
         let values = &mut out[p.range()];
         match p.init {
             Init::Fill(v) => values.fill(v),
-            Init::Arange => values.iter_mut().enumerate().for_each(|(i, v)| *v = i as f32),
+            Init::Arange => values
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, v)| *v = i as f32),
             Init::Uniform { fan_in } => {
                 let bound = 1.0 / (fan_in as f64).sqrt();
-                let stream = hash_name(&p.name.replace("one2one_", "")) ^ uniform(seed, 0).to_bits();
+                let stream =
+                    hash_name(&p.name.replace("one2one_", "")) ^ uniform(seed, 0).to_bits();
                 for (i, v) in values.iter_mut().enumerate() {
                     *v = ((2.0 * uniform(stream, i as u64) - 1.0) * bound) as f32;
                 }

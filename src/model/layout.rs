@@ -110,15 +110,34 @@ pub struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn param(&mut self, name: String, shape: Vec<usize>, kind: ParamKind, head: HeadOf, init: Init) -> ParamId {
-        let info = ParamInfo { name, offset: self.param_len, shape, kind, head, init };
+    pub(crate) fn param(
+        &mut self,
+        name: String,
+        shape: Vec<usize>,
+        kind: ParamKind,
+        head: HeadOf,
+        init: Init,
+    ) -> ParamId {
+        let info = ParamInfo {
+            name,
+            offset: self.param_len,
+            shape,
+            kind,
+            head,
+            init,
+        };
         self.param_len += info.len();
         self.params.push(info);
         self.params.len() - 1
     }
 
     pub(crate) fn norm(&mut self, name: String, channels: usize, head: HeadOf) -> NormId {
-        self.norms.push(NormInfo { name, channels, offset: self.buffer_len, head });
+        self.norms.push(NormInfo {
+            name,
+            channels,
+            offset: self.buffer_len,
+            head,
+        });
         self.buffer_len += 2 * channels;
         self.norms.len() - 1
     }

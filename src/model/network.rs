@@ -56,7 +56,10 @@ impl Network {
     /// Builds the network for `classes` classes.
     #[must_use]
     pub fn new(spec: ModelSpec, classes: usize) -> Self {
-        let mut b = Builder { layout: Layout::default(), head: HeadOf::OneToMany };
+        let mut b = Builder {
+            layout: Layout::default(),
+            head: HeadOf::OneToMany,
+        };
         let mut layers = Vec::with_capacity(spec.layers.len());
         // channels and stride of each layer's output
         let mut channels: Vec<usize> = vec![];
@@ -78,20 +81,43 @@ impl Network {
             };
             let (layer, co, s) = match l.block {
                 BlockKind::Conv => {
-                    let a = ConvArgs { k: l.kernel, stride: l.stride, groups: 1, act: l.activation };
-                    (Layer::Conv(b.conv(&name, ci, l.out, a)), l.out, stride * l.stride)
+                    let a = ConvArgs {
+                        k: l.kernel,
+                        stride: l.stride,
+                        groups: 1,
+                        act: l.activation,
+                    };
+                    (
+                        Layer::Conv(b.conv(&name, ci, l.out, a)),
+                        l.out,
+                        stride * l.stride,
+                    )
                 }
-                BlockKind::C2f => (Layer::Csp(Csp::new(&mut b, &name, ci, l.out, csp(false))), l.out, stride),
-                BlockKind::C3k2 => (Layer::Csp(Csp::new(&mut b, &name, ci, l.out, csp(true))), l.out, stride),
+                BlockKind::C2f => (
+                    Layer::Csp(Csp::new(&mut b, &name, ci, l.out, csp(false))),
+                    l.out,
+                    stride,
+                ),
+                BlockKind::C3k2 => (
+                    Layer::Csp(Csp::new(&mut b, &name, ci, l.out, csp(true))),
+                    l.out,
+                    stride,
+                ),
                 BlockKind::Sppf => {
                     let s = Sppf::new(&mut b, &name, ci, l.out, l.pools, l.shortcut, l.activation);
                     (Layer::Sppf(s), l.out, stride)
                 }
-                BlockKind::C2psa => {
-                    (Layer::C2psa(C2psa::new(&mut b, &name, ci, l.repeats, l.expansion)), ci, stride)
-                }
+                BlockKind::C2psa => (
+                    Layer::C2psa(C2psa::new(&mut b, &name, ci, l.repeats, l.expansion)),
+                    ci,
+                    stride,
+                ),
                 BlockKind::Upsample => (Layer::Upsample, ci, (stride / 2).max(1)),
-                BlockKind::Concat => (Layer::Concat, l.from.iter().map(|&f| channels[f]).sum(), stride),
+                BlockKind::Concat => (
+                    Layer::Concat,
+                    l.from.iter().map(|&f| channels[f]).sum(),
+                    stride,
+                ),
                 BlockKind::Detect => {
                     head_strides = l.from.iter().map(|&f| strides[f]).collect();
                     let inputs: Vec<usize> = l.from.iter().map(|&f| channels[f]).collect();
@@ -110,7 +136,14 @@ impl Network {
             channels.push(co);
             strides.push(s);
         }
-        Self { spec, classes, strides: head_strides, layout: b.layout, layers, first_param }
+        Self {
+            spec,
+            classes,
+            strides: head_strides,
+            layout: b.layout,
+            layers,
+            first_param,
+        }
     }
 
     /// Number of parameters, constants included.
@@ -128,7 +161,10 @@ impl Network {
     /// Runs the network on `image` `[n, h, w, 3]`, RGB in 0..1, `h` and `w` multiples of the largest stride.
     #[must_use]
     pub fn forward(&self, tensors: &Tensors, image: Tensor<4>, heads: Heads) -> Output {
-        let mut p = Pass { tensors, collected: Collected::default() };
+        let mut p = Pass {
+            tensors,
+            collected: Collected::default(),
+        };
         let mut kept: Vec<Option<Tensor<4>>> = vec![None; self.layers.len()];
         // the last layer that reads each output, so that it is dropped after its last use
         let mut last_use = vec![0; self.layers.len()];
@@ -142,7 +178,11 @@ impl Network {
                 .from
                 .iter()
                 .map(|&f| {
-                    let t = if last_use[f] == i { kept[f].take() } else { kept[f].clone() };
+                    let t = if last_use[f] == i {
+                        kept[f].take()
+                    } else {
+                        kept[f].clone()
+                    };
                     t.expect("an earlier layer's output is kept until its last use")
                 })
                 .collect();
@@ -164,7 +204,11 @@ impl Network {
             };
             kept[i] = Some(y);
         }
-        Output { one_to_many: result.0, one_to_one: result.1, collected: p.collected }
+        Output {
+            one_to_many: result.0,
+            one_to_one: result.1,
+            collected: p.collected,
+        }
     }
 
     /// The layer table at `size` x `size` pixels.
@@ -197,7 +241,10 @@ impl Network {
                 block: format!("{:?}", spec.block).to_lowercase(),
                 repeats: spec.repeats,
                 out: spec.out,
-                parameters: self.layout.params[params].iter().map(super::layout::ParamInfo::len).sum(),
+                parameters: self.layout.params[params]
+                    .iter()
+                    .map(super::layout::ParamInfo::len)
+                    .sum(),
                 flops: 2 * cost.macs,
             });
         }

@@ -1,6 +1,6 @@
 //! Parameters and running statistics as tensors, for one forward pass.
 
-use super::layout::{Layout, NormId, ParamId};
+use super::layout::{Layout, NormId, NormInfo, ParamId};
 use crate::ops::{BatchStats, Norm};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 
@@ -12,12 +12,20 @@ enum Param {
 /// Parameters (and, for evaluation or frozen norms, running statistics) on a device.
 pub struct Tensors {
     params: Vec<Param>,
-    norms: Option<Vec<(Tensor<1>, Tensor<1>)>>,
+    norms: Option<Vec<Norm>>,
 }
 
-fn upload<const D: usize>(values: &[f32], shape: [usize; D], device: &Device, dtype: DType) -> Tensor<D> {
+fn upload<const D: usize>(
+    values: &[f32],
+    shape: [usize; D],
+    device: &Device,
+    dtype: DType,
+) -> Tensor<D> {
     let data = match dtype {
-        DType::F64 => TensorData::new(values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>(), shape),
+        DType::F64 => TensorData::new(
+            values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>(),
+            shape,
+        ),
         _ => TensorData::new(values.to_vec(), shape),
     };
     Tensor::from_data(data, (device, dtype))
@@ -45,18 +53,19 @@ impl Tensors {
                 }
             })
             .collect();
-        Self { params, norms: None }
+        Self {
+            params,
+            norms: None,
+        }
     }
 
     /// Batch norms use these flat running statistics instead of the batch's.
     #[must_use]
-    pub fn with_running_stats(mut self, layout: &Layout, buffers: &[f32], device: &Device, dtype: DType) -> Self {
-        let device = device.clone().inner();
-        let one = |range: std::ops::Range<usize>| {
-            let n = range.len();
-            upload(&buffers[range], [n], &device, dtype)
+    pub fn with_running_stats(mut self, layout: &Layout, buffers: &[f32]) -> Self {
+        let fixed = |n: &NormInfo| {
+            Norm::Fixed((buffers[n.mean()].to_vec(), buffers[n.var()].to_vec()).into())
         };
-        self.norms = Some(layout.norms.iter().map(|n| (one(n.mean()), one(n.var()))).collect());
+        self.norms = Some(layout.norms.iter().map(fixed).collect());
         self
     }
 
@@ -75,16 +84,15 @@ impl Tensors {
     }
 
     pub(super) fn norm(&self, id: NormId) -> Norm {
-        match &self.norms {
-            Some(n) => Norm::Fixed { mean: n[id].0.clone(), var: n[id].1.clone() },
-            None => Norm::Batch,
-        }
+        self.norms.as_ref().map_or(Norm::Batch, |n| n[id].clone())
     }
 
     /// Adds every parameter's gradient to the flat `into` (parameters without one add nothing).
     pub fn accumulate_gradients(&self, layout: &Layout, grads: &mut Gradients, into: &mut [f32]) {
         self.each_gradient(layout, grads, |at, data| {
-            let values = data.as_slice::<f32>().expect("float32 gradients of float32 parameters");
+            let values = data
+                .as_slice::<f32>()
+                .expect("float32 gradients of float32 parameters");
             for (a, g) in into[at].iter_mut().zip(values) {
                 *a += g;
             }
@@ -96,12 +104,22 @@ impl Tensors {
     pub fn gradients_f64(&self, layout: &Layout, grads: &mut Gradients) -> Vec<f64> {
         let mut out = vec![0.0; layout.param_len];
         self.each_gradient(layout, grads, |at, data| {
-            out[at].copy_from_slice(&data.convert::<f64>().try_to_vec::<f64>().expect("converted to float64"));
+            out[at].copy_from_slice(
+                &data
+                    .convert::<f64>()
+                    .try_to_vec::<f64>()
+                    .expect("converted to float64"),
+            );
         });
         out
     }
 
-    fn each_gradient(&self, layout: &Layout, grads: &mut Gradients, mut f: impl FnMut(std::ops::Range<usize>, TensorData)) {
+    fn each_gradient(
+        &self,
+        layout: &Layout,
+        grads: &mut Gradients,
+        mut f: impl FnMut(std::ops::Range<usize>, TensorData),
+    ) {
         for (info, param) in layout.params.iter().zip(&self.params) {
             let data = match param {
                 Param::Weight(t) => t.grad_remove(grads).map(Tensor::into_data),
@@ -126,9 +144,9 @@ impl Collected {
     pub fn update_running(self, layout: &Layout, buffers: &mut [f32], momentum: f64) {
         for (id, s) in self.stats {
             let unbias = s.count as f64 / (s.count as f64 - 1.0).max(1.0);
-            let read = |t: Tensor<1>| t.into_data().convert::<f64>().try_to_vec::<f64>().expect("converted to float64");
             let info = &layout.norms[id];
-            for (range, values, factor) in [(info.mean(), read(s.mean), 1.0), (info.var(), read(s.var), unbias)] {
+            for (range, values, factor) in [(info.mean(), s.mean, 1.0), (info.var(), s.var, unbias)]
+            {
                 for (r, v) in buffers[range].iter_mut().zip(values) {
                     *r = ((1.0 - momentum) * f64::from(*r) + momentum * v * factor) as f32;
                 }

@@ -15,29 +15,51 @@ use thiserror::Error;
 /// The metadata key.
 pub const METADATA_KEY: &str = "yolo-train";
 /// Licence entry of weights trained from scratch.
-pub const OWN_LICENCE: &str = "trained from scratch; the weights are yours, the data set's terms apply";
+pub const OWN_LICENCE: &str =
+    "trained from scratch; the weights are yours, the data set's terms apply";
 
 /// Why weights could not be read.
 #[derive(Debug, Error)]
 pub enum WeightsError {
     /// Missing or unreadable file.
     #[error("cannot read weights {path}: {source}")]
-    Read { path: String, source: std::io::Error },
+    Read {
+        path: String,
+        source: std::io::Error,
+    },
     /// Not a safetensors file, or a damaged one.
     #[error("{path} is not a complete safetensors file: {reason}")]
     Format { path: String, reason: String },
     /// No metadata of ours.
-    #[error("{path} holds no '{METADATA_KEY}' metadata: it was not written by this program (it names the model and the classes)")]
+    #[error(
+        "{path} holds no '{METADATA_KEY}' metadata: it was not written by this program (it names the model and the classes)"
+    )]
     NoMetadata { path: String },
     /// A tensor is missing.
-    #[error("{path}: tensor {name} is missing; the file does not fit model {model} with {classes} classes")]
-    Missing { path: String, name: String, model: String, classes: usize },
+    #[error(
+        "{path}: tensor {name} is missing; the file does not fit model {model} with {classes} classes"
+    )]
+    Missing {
+        path: String,
+        name: String,
+        model: String,
+        classes: usize,
+    },
     /// A tensor has another shape.
     #[error("{path}: tensor {name} is {found:?}, expected {expected:?}")]
-    Shape { path: String, name: String, found: Vec<usize>, expected: Vec<usize> },
+    Shape {
+        path: String,
+        name: String,
+        found: Vec<usize>,
+        expected: Vec<usize>,
+    },
     /// A tensor is not float32.
     #[error("{path}: tensor {name} is {found}, expected F32")]
-    Type { path: String, name: String, found: String },
+    Type {
+        path: String,
+        name: String,
+        found: String,
+    },
 }
 
 /// What a weights file says of itself. Fields are in alphabetical order.
@@ -101,7 +123,11 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 ///
 /// # Errors
 /// Only if the serializer refuses, which valid layouts never cause.
-pub fn to_bytes(layout: &Layout, state: &State, metadata: &Metadata) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+pub fn to_bytes(
+    layout: &Layout,
+    state: &State,
+    metadata: &Metadata,
+) -> Result<Vec<u8>, safetensors::SafeTensorError> {
     let mut entries: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)> = BTreeMap::new();
     for p in &layout.params {
         let (shape, values) = to_file(p, &state.params[p.range()]);
@@ -110,17 +136,28 @@ pub fn to_bytes(layout: &Layout, state: &State, metadata: &Metadata) -> Result<V
     for n in &layout.norms {
         for (what, range) in [("running_mean", n.mean()), ("running_var", n.var())] {
             let values = &state.buffers[range];
-            entries.insert(format!("{}.{what}", n.name), (Dtype::F32, vec![n.channels], bytes(values)));
+            entries.insert(
+                format!("{}.{what}", n.name),
+                (Dtype::F32, vec![n.channels], bytes(values)),
+            );
         }
         let tracked = (state.batches_tracked as i64).to_le_bytes().to_vec();
-        entries.insert(format!("{}.num_batches_tracked", n.name), (Dtype::I64, vec![], tracked));
+        entries.insert(
+            format!("{}.num_batches_tracked", n.name),
+            (Dtype::I64, vec![], tracked),
+        );
     }
     let views = entries
         .iter()
-        .map(|(name, (dtype, shape, data))| Ok((name, TensorView::new(*dtype, shape.clone(), data)?)))
+        .map(|(name, (dtype, shape, data))| {
+            Ok((name, TensorView::new(*dtype, shape.clone(), data)?))
+        })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
     let json = serde_json::to_string(metadata).expect("plain data serializes");
-    safetensors::serialize(views, Some(HashMap::from([(METADATA_KEY.to_string(), json)])))
+    safetensors::serialize(
+        views,
+        Some(HashMap::from([(METADATA_KEY.to_string(), json)])),
+    )
 }
 
 /// A weights file in memory.
@@ -136,15 +173,20 @@ impl WeightsFile {
     /// [`WeightsError::Read`], [`WeightsError::Format`].
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
         let name = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|source| WeightsError::Read { path: name.clone(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| WeightsError::Read {
+            path: name.clone(),
+            source,
+        })?;
         let file = Self { path: name, bytes };
         file.tensors()?;
         Ok(file)
     }
 
     fn tensors(&self) -> Result<SafeTensors<'_>, WeightsError> {
-        SafeTensors::deserialize(&self.bytes)
-            .map_err(|e| WeightsError::Format { path: self.path.clone(), reason: e.to_string() })
+        SafeTensors::deserialize(&self.bytes).map_err(|e| WeightsError::Format {
+            path: self.path.clone(),
+            reason: e.to_string(),
+        })
     }
 
     /// What the file says of itself.
@@ -152,13 +194,19 @@ impl WeightsFile {
     /// # Errors
     /// [`WeightsError::NoMetadata`] for files of other programs.
     pub fn metadata(&self) -> Result<Metadata, WeightsError> {
-        let format = |reason: String| WeightsError::Format { path: self.path.clone(), reason };
-        let (_, header) = SafeTensors::read_metadata(&self.bytes).map_err(|e| format(e.to_string()))?;
+        let format = |reason: String| WeightsError::Format {
+            path: self.path.clone(),
+            reason,
+        };
+        let (_, header) =
+            SafeTensors::read_metadata(&self.bytes).map_err(|e| format(e.to_string()))?;
         let json = header
             .metadata()
             .as_ref()
             .and_then(|m| m.get(METADATA_KEY))
-            .ok_or_else(|| WeightsError::NoMetadata { path: self.path.clone() })?;
+            .ok_or_else(|| WeightsError::NoMetadata {
+                path: self.path.clone(),
+            })?;
         serde_json::from_str(json).map_err(|e| format(format!("its metadata: {e}")))
     }
 
@@ -166,7 +214,12 @@ impl WeightsFile {
     ///
     /// # Errors
     /// [`WeightsError`] naming the tensor.
-    pub fn load(&self, layout: &Layout, model: &str, classes: usize) -> Result<State, WeightsError> {
+    pub fn load(
+        &self,
+        layout: &Layout,
+        model: &str,
+        classes: usize,
+    ) -> Result<State, WeightsError> {
         let tensors = self.tensors()?;
         let read = |name: &str, expected: &[usize]| -> Result<Vec<f32>, WeightsError> {
             let path = || self.path.clone();
@@ -177,23 +230,40 @@ impl WeightsFile {
                 classes,
             })?;
             if view.dtype() != Dtype::F32 {
-                return Err(WeightsError::Type { path: path(), name: name.into(), found: format!("{:?}", view.dtype()) });
+                return Err(WeightsError::Type {
+                    path: path(),
+                    name: name.into(),
+                    found: format!("{:?}", view.dtype()),
+                });
             }
             if view.shape() != expected {
                 let (found, expected) = (view.shape().to_vec(), expected.to_vec());
-                return Err(WeightsError::Shape { path: path(), name: name.into(), found, expected });
+                return Err(WeightsError::Shape {
+                    path: path(),
+                    name: name.into(),
+                    found,
+                    expected,
+                });
             }
-            Ok(view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+            Ok(view
+                .data()
+                .chunks_exact(4)
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect())
         };
-        let mut state =
-            State { params: vec![0.0; layout.param_len], buffers: vec![0.0; layout.buffer_len], batches_tracked: 0 };
+        let mut state = State {
+            params: vec![0.0; layout.param_len],
+            buffers: vec![0.0; layout.buffer_len],
+            batches_tracked: 0,
+        };
         for p in &layout.params {
             let values = read(&p.name, &file_shape(p))?;
             from_file(p, &values, &mut state.params[p.range()]);
         }
         for n in &layout.norms {
             for (what, range) in [("running_mean", n.mean()), ("running_var", n.var())] {
-                state.buffers[range].copy_from_slice(&read(&format!("{}.{what}", n.name), &[n.channels])?);
+                state.buffers[range]
+                    .copy_from_slice(&read(&format!("{}.{what}", n.name), &[n.channels])?);
             }
             if let Ok(t) = tensors.tensor(&format!("{}.num_batches_tracked", n.name))
                 && let Ok(b) = <[u8; 8]>::try_from(t.data())

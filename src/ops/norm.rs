@@ -1,48 +1,167 @@
-//! Batch norm with the unbiased running variance, eps 1e-3.
+//! Batch norm and activation, with the unbiased running variance, eps 1e-3.
 
-use burn::tensor::Tensor;
+use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
+use super::{Activation, LANES, conv};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor, TensorData, activation};
+use std::sync::Arc;
 
 /// Added to the variance (Ioffe and Szegedy 2015; the family's value).
 pub const NORM_EPS: f64 = 1e-3;
 
 /// Which statistics normalise.
+#[derive(Debug, Clone)]
 pub enum Norm {
     /// Those of the batch, which are returned.
     Batch,
-    /// Given ones (running statistics), `[channels]` each; constants of the graph.
-    Fixed { mean: Tensor<1>, var: Tensor<1> },
+    /// Given means and variances (running statistics), `[channels]` each; constants of the graph.
+    Fixed(Arc<(Vec<f32>, Vec<f32>)>),
 }
 
-/// Statistics of a batch, outside the graph.
-#[derive(Debug, Clone)]
+/// Statistics of a batch.
+#[derive(Debug, Clone, PartialEq)]
 pub struct BatchStats {
     /// Elements per channel.
     pub count: usize,
     /// `[channels]`
-    pub mean: Tensor<1>,
+    pub mean: Vec<f64>,
     /// Biased variance, `[channels]`.
-    pub var: Tensor<1>,
+    pub var: Vec<f64>,
 }
 
-/// `(x - mean) / sqrt(var + eps) * gamma + beta` over the last dimension of `[n, h, w, c]`.
+/// Parameters of [`conv_norm_act`] besides the input.
+pub struct ConvNorm {
+    /// `[k, k, ci/groups, co]`
+    pub weight: Tensor<4>,
+    /// `[co]`
+    pub gamma: Tensor<1>,
+    /// `[co]`
+    pub beta: Tensor<1>,
+    pub stride: usize,
+    pub groups: usize,
+    pub norm: Norm,
+    pub act: Activation,
+}
+
+/// Convolution without bias, padding `k/2`, batch norm, activation.
+///
+/// `x` `[n, h, w, ci]` -> `[n, ceil(h/stride), ceil(w/stride), co]`, and the batch's statistics where they were used.
+pub fn conv_norm_act(x: Tensor<4>, p: ConvNorm) -> (Tensor<4>, Option<BatchStats>) {
+    if let (Norm::Fixed(s), true, false) = (&p.norm, available(&x), p.weight.is_autodiff()) {
+        return (folded(x, &p, s), None);
+    }
+    norm_act(
+        conv(x, p.weight, p.stride, p.groups),
+        p.gamma,
+        p.beta,
+        p.norm,
+        p.act,
+    )
+}
+
+/// Inference: the norm is a factor and a summand of the convolution's output.
+fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tensor<4> {
+    let host = |t: &Tensor<1>| {
+        t.to_data()
+            .try_to_vec::<f32>()
+            .expect("float32, by `available`")
+    };
+    let (gamma, beta) = (host(&p.gamma), host(&p.beta));
+    let (mut scale, mut shift) = (vec![0.0; gamma.len()], vec![0.0; gamma.len()]);
+    for i in 0..gamma.len() {
+        let s = f64::from(gamma[i]) / (f64::from(statistics.1[i]) + NORM_EPS).sqrt();
+        scale[i] = s as f32;
+        shift[i] = (f64::from(beta[i]) - f64::from(statistics.0[i]) * s) as f32;
+    }
+    let a = ConvArgs {
+        stride: p.stride,
+        groups: p.groups,
+        lanes: LANES,
+    };
+    let f = Folded {
+        scale: scale.into(),
+        shift: shift.into(),
+        silu: p.act == Activation::Silu,
+    };
+    let (x, w) = (x.into_dispatch(), p.weight.clone().into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Kernels>::conv_folded(x, w, a, f))
+}
+
+/// `act((x - mean) / sqrt(var + eps) * gamma + beta)` over the last dimension of `[n, h, w, c]`.
 ///
 /// The variance comes from centred values (two passes), which is stable for means far from zero.
-pub fn batch_norm(x: Tensor<4>, gamma: Tensor<1>, beta: Tensor<1>, norm: Norm) -> (Tensor<4>, Option<BatchStats>) {
+pub fn norm_act(
+    x: Tensor<4>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    norm: Norm,
+    act: Activation,
+) -> (Tensor<4>, Option<BatchStats>) {
     let [n, h, w, c] = x.dims();
     let rows = n * h * w;
+    if available(&x) {
+        let statistics = match norm {
+            Norm::Batch => Statistics::Batch,
+            Norm::Fixed(s) => Statistics::Fixed(s),
+        };
+        let record = Record::new();
+        let a = NormArgs {
+            statistics,
+            act,
+            lanes: LANES,
+            record: record.clone(),
+        };
+        let (x, gamma, beta) = (
+            x.into_dispatch(),
+            gamma.into_dispatch(),
+            beta.into_dispatch(),
+        );
+        let y = Tensor::from_dispatch(<Dispatch as Kernels>::norm_act(x, gamma, beta, a));
+        let moments = record.get().and_then(|r| r.moments.as_ref());
+        let stats = moments.map(|m| BatchStats {
+            count: rows,
+            mean: m.mean.clone(),
+            var: m.variance(),
+        });
+        return (y, stats);
+    }
     let row = |t: Tensor<1>| t.reshape([1, c]);
+    let (device, dtype) = (x.device().inner(), x.dtype());
     let x = x.reshape([rows, c]);
     let (centred, var, stats) = match norm {
         Norm::Batch => {
             let mean = x.clone().mean_dim(0);
             let d = x - mean.clone();
             let var = d.clone().square().mean_dim(0);
-            let flat = |t: &Tensor<2>| t.clone().inner().reshape([c]);
-            let stats = BatchStats { count: rows, mean: flat(&mean), var: flat(&var) };
+            let host = |t: &Tensor<2>| {
+                let data = t.clone().inner().into_data().convert::<f64>();
+                data.try_to_vec::<f64>().expect("converted to float64")
+            };
+            let stats = BatchStats {
+                count: rows,
+                mean: host(&mean),
+                var: host(&var),
+            };
             (d, var, Some(stats))
         }
-        Norm::Fixed { mean, var } => (x - row(mean), row(var), None),
+        Norm::Fixed(s) => {
+            let upload = |v: &[f32]| {
+                let data = TensorData::new(v.to_vec(), [c]);
+                let data = if dtype == DType::F64 {
+                    data.convert::<f64>()
+                } else {
+                    data
+                };
+                Tensor::<1>::from_data(data, (&device, dtype))
+            };
+            (x - row(upload(&s.0)), row(upload(&s.1)), None)
+        }
     };
     let scale = row(gamma) / (var + NORM_EPS).sqrt();
-    ((centred * scale + row(beta)).reshape([n, h, w, c]), stats)
+    let z = (centred * scale + row(beta)).reshape([n, h, w, c]);
+    let y = match act {
+        Activation::Silu => activation::silu(z),
+        Activation::Identity => z,
+    };
+    (y, stats)
 }

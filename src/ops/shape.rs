@@ -1,25 +1,55 @@
 //! Pooling, upsampling, concatenation, residuals and the products of an attention block.
 
+use super::extension::{AttendArgs, Kernels, Record, available};
+use burn::backend::Dispatch;
 use burn::tensor::module::{interpolate, max_pool2d};
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions, MaxPoolOptions};
 use burn::tensor::{Tensor, activation};
 
 /// Maximum over 5x5 windows, stride 1, padding 2: `[n, h, w, c]` -> `[n, h, w, c]`.
 pub fn max_pool5(x: Tensor<4>) -> Tensor<4> {
-    let options = MaxPoolOptions::new([5, 5]).with_stride([1, 1]).with_padding([2, 2]);
+    if available(&x) {
+        return Tensor::from_dispatch(<Dispatch as Kernels>::pool5(
+            x.into_dispatch(),
+            Record::new(),
+        ));
+    }
+    let options = MaxPoolOptions::new([5, 5])
+        .with_stride([1, 1])
+        .with_padding([2, 2]);
     max_pool2d(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
 }
 
 /// Nearest-neighbour doubling: `[n, h, w, c]` -> `[n, 2h, 2w, c]`.
 pub fn upsample2(x: Tensor<4>) -> Tensor<4> {
+    if available(&x) {
+        return Tensor::from_dispatch(<Dispatch as Kernels>::up2(x.into_dispatch()));
+    }
     let [_, h, w, _] = x.dims();
-    let options = InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]);
+    let options =
+        InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]);
     interpolate(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
 }
 
 /// Concatenation of channels.
-pub fn concat(parts: Vec<Tensor<4>>) -> Tensor<4> {
-    Tensor::cat(parts, 3)
+pub fn concat(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
+    if !parts.iter().all(available) {
+        return Tensor::cat(parts, 3);
+    }
+    // the extension knows no lists of tensors: up to four at a time
+    while parts.len() > 1 {
+        let rest = parts.split_off(parts.len().min(4));
+        let mut taken = parts.into_iter().map(Tensor::into_dispatch);
+        let joined = match [taken.next(), taken.next(), taken.next(), taken.next()] {
+            [Some(a), Some(b), Some(c), Some(d)] => <Dispatch as Kernels>::cat4(a, b, c, d),
+            [Some(a), Some(b), Some(c), None] => <Dispatch as Kernels>::cat3(a, b, c),
+            [Some(a), Some(b), None, None] => <Dispatch as Kernels>::cat2(a, b),
+            _ => unreachable!("two to four parts were taken"),
+        };
+        parts = vec![Tensor::from_dispatch(joined)];
+        parts.extend(rest);
+    }
+    parts.pop().expect("something to concatenate")
 }
 
 /// Channels `start..start + len`.
@@ -27,8 +57,23 @@ pub fn split_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     x.narrow(3, start, len)
 }
 
+/// Channels `start..start + len` of an activation that a later operation reads as a whole (the concatenation at the
+/// end of a cross-stage block): the gradient is then added in place instead of to a padded copy.
+pub fn part(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
+    if available(&x) {
+        return Tensor::from_dispatch(<Dispatch as Kernels>::part(x.into_dispatch(), start, len));
+    }
+    x.narrow(3, start, len)
+}
+
 /// Residual addition.
 pub fn add(a: Tensor<4>, b: Tensor<4>) -> Tensor<4> {
+    if available(&a) && available(&b) {
+        return Tensor::from_dispatch(<Dispatch as Kernels>::sum(
+            a.into_dispatch(),
+            b.into_dispatch(),
+        ));
+    }
     a + b
 }
 
@@ -36,14 +81,34 @@ pub fn add(a: Tensor<4>, b: Tensor<4>) -> Tensor<4> {
 ///
 /// `qkv` `[n, h, w, heads * (2 * key_dim + head_dim)]`, per head the channels of query, key and value in this order.
 /// Returns the attended values and the values themselves, both `[n, h, w, heads * head_dim]`.
-pub fn attend(qkv: Tensor<4>, heads: usize, key_dim: usize, head_dim: usize) -> (Tensor<4>, Tensor<4>) {
+pub fn attend(
+    qkv: Tensor<4>,
+    heads: usize,
+    key_dim: usize,
+    head_dim: usize,
+) -> (Tensor<4>, Tensor<4>) {
     let [n, h, w, _] = qkv.dims();
     let positions = h * w;
-    let per_head = qkv.reshape([n, positions, heads, 2 * key_dim + head_dim]).swap_dims(1, 2);
-    let q = per_head.clone().narrow(3, 0, key_dim);
-    let k = per_head.clone().narrow(3, key_dim, key_dim);
-    let v = per_head.narrow(3, 2 * key_dim, head_dim);
-    let weights = activation::softmax(q.matmul(k.swap_dims(2, 3)) / (key_dim as f64).sqrt(), 3);
     let merge = |t: Tensor<4>| t.swap_dims(1, 2).reshape([n, h, w, heads * head_dim]);
+    let kernels = available(&qkv);
+    let per_head = qkv
+        .clone()
+        .reshape([n, positions, heads, 2 * key_dim + head_dim])
+        .swap_dims(1, 2);
+    let v = per_head.clone().narrow(3, 2 * key_dim, head_dim);
+    if kernels {
+        let a = AttendArgs {
+            heads,
+            key: key_dim,
+            head: head_dim,
+            record: Record::new(),
+        };
+        let attended =
+            Tensor::from_dispatch(<Dispatch as Kernels>::attended(qkv.into_dispatch(), a));
+        return (attended, merge(v));
+    }
+    let q = per_head.clone().narrow(3, 0, key_dim);
+    let k = per_head.narrow(3, key_dim, key_dim);
+    let weights = activation::softmax(q.matmul(k.swap_dims(2, 3)) / (key_dim as f64).sqrt(), 3);
     (merge(weights.matmul(v.clone())), merge(v))
 }

@@ -24,7 +24,8 @@ pub fn write_atomic_with(
 ) -> io::Result<()> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     let temporary = temporary_name(path).map_err(named)?;
-    let written = create_and_fill(&temporary, fill).and_then(|()| std::fs::rename(&temporary, path));
+    let written =
+        create_and_fill(&temporary, fill).and_then(|()| std::fs::rename(&temporary, path));
     if let Err(e) = written {
         // The first error is the one to tell; a temporary file that cannot be removed either changes nothing.
         let _ = std::fs::remove_file(&temporary);

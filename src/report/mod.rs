@@ -1,3 +1,15 @@
-//! What a run leaves and shows: its folder, its files, its console. A leaf: knows nothing of training or evaluation.
+//! What a run leaves and shows: its folder, its files, its console. A leaf: it knows nothing of training or evaluation.
+//!
+//! Progress, notes and warnings go to stderr, results (tables) to stdout, so that results can be piped on.
 
+pub mod console;
 pub mod files;
+mod number;
+mod progress;
+pub mod results_csv;
+pub mod run_dir;
+pub mod tables;
+
+pub use console::{Bar, Console};
+pub use number::six_digits;
+pub use progress::resident_memory;

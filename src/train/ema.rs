@@ -16,7 +16,8 @@ pub fn decay(updates: f64, ratio: f64) -> f64 {
 /// `average = d average + (1 - d) state`.
 pub fn update(average: &mut State, state: &State, d: f64) {
     let (d, e) = (d as f32, (1.0 - d) as f32);
-    let blend = |a: &mut [f32], s: &[f32]| a.iter_mut().zip(s).for_each(|(a, s)| *a = d * *a + e * s);
+    let blend =
+        |a: &mut [f32], s: &[f32]| a.iter_mut().zip(s).for_each(|(a, s)| *a = d * *a + e * s);
     blend(&mut average.params, &state.params);
     blend(&mut average.buffers, &state.buffers);
     average.batches_tracked = state.batches_tracked;
@@ -35,7 +36,11 @@ mod tests {
 
     #[test]
     fn a_constant_state_stays_itself() {
-        let s = State { params: vec![1.5; 3], buffers: vec![-2.0], batches_tracked: 7 };
+        let s = State {
+            params: vec![1.5; 3],
+            buffers: vec![-2.0],
+            batches_tracked: 7,
+        };
         let mut a = s.clone();
         update(&mut a, &s, 0.25);
         assert_eq!(a, s);

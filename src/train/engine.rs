@@ -4,52 +4,12 @@ use super::ema;
 use super::optim::{Optimizer, finish_gradient};
 use super::schedule::Rates;
 use crate::loss::{
-    Anchors, Components, Criterion, Gains, GroundTruth, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, TopK, head_loss,
+    Anchors, Criterion, Gains, HeadLoss, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, TopK,
+    head_loss,
 };
 use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{HeadOutput, Heads, Network, Tensors};
-use burn::tensor::{DType, Device, Tensor, TensorData};
-
-/// Images of equal size with their objects.
-#[derive(Debug, Clone, PartialEq)]
-pub struct MicroBatch<'a> {
-    /// `[n, height, width, 3]`, RGB.
-    pub pixels: &'a [u8],
-    pub height: usize,
-    pub width: usize,
-    /// One list per image, corners in pixels of these images.
-    pub truths: Vec<Vec<GroundTruth>>,
-}
-
-impl MicroBatch<'_> {
-    /// `[n, height, width, 3]` in 0..1.
-    #[must_use]
-    pub fn image(&self, device: &Device) -> Tensor<4> {
-        let values: Vec<f32> = self.pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
-        let shape = [self.truths.len(), self.height, self.width, 3];
-        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
-    }
-}
-
-/// Loss of the head whose items are shown: one-to-one where there is one.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct ShownLoss {
-    pub sums: Components,
-    pub score_sum: f64,
-}
-
-impl ShownLoss {
-    /// Adds another part.
-    pub fn add(&mut self, o: ShownLoss) {
-        self.sums.add(o.sums);
-        self.score_sum += o.score_sum;
-    }
-    /// Gained and normalised items: box, class, distance.
-    #[must_use]
-    pub fn items(&self, gains: Gains) -> [f64; 3] {
-        self.sums.items(gains, self.score_sum)
-    }
-}
+use burn::tensor::{DType, Device, Tensor};
 
 /// What the micro-batches since the last step have added up to.
 #[derive(Debug, Clone)]
@@ -96,9 +56,19 @@ pub struct Engine {
 impl Engine {
     /// A network that starts at `state` on `device` (without autodiff).
     #[must_use]
-    pub fn new(network: Network, state: State, optimizer: Optimizer, gains: Gains, device: &Device) -> Self {
-        let window =
-            Window { gradient: vec![0.0; network.layout.param_len], score_sums: [0.0; 2], images: 0, micro_batches: 0 };
+    pub fn new(
+        network: Network,
+        state: State,
+        optimizer: Optimizer,
+        gains: Gains,
+        device: &Device,
+    ) -> Self {
+        let window = Window {
+            gradient: vec![0.0; network.layout.param_len],
+            score_sums: [0.0; 2],
+            images: 0,
+            micro_batches: 0,
+        };
         Self {
             average: state.clone(),
             network,
@@ -120,21 +90,37 @@ impl Engine {
 
     /// Forward and backward of a micro-batch; its gradient is added to the step's. `head_weights` are those of the
     /// one-to-many and the one-to-one head. `None` if the loss is not finite: nothing was added then.
-    pub fn accumulate(&mut self, batch: &MicroBatch, head_weights: (f64, f64)) -> Option<ShownLoss> {
+    pub fn accumulate(
+        &mut self,
+        batch: &MicroBatch,
+        head_weights: (f64, f64),
+    ) -> Option<ShownLoss> {
         let layout = &self.network.layout;
         let device = self.device.clone().autodiff();
         let mut tensors = Tensors::new(layout, &self.state.params, &device, DType::F32);
         if self.frozen_norms {
-            tensors = tensors.with_running_stats(layout, &self.state.buffers, &device, DType::F32);
+            tensors = tensors.with_running_stats(layout, &self.state.buffers);
         }
-        let heads = Heads { many: true, one: true };
+        let heads = Heads {
+            many: true,
+            one: true,
+        };
         let out = self.network.forward(&tensors, batch.image(&device), heads);
-        let many = out.one_to_many.as_ref().map(|o| self.loss(o, batch, ONE_TO_MANY));
-        let one = out.one_to_one.as_ref().map(|o| self.loss(o, batch, ONE_TO_ONE));
-        let shown = shown(one.as_ref().or(many.as_ref()));
+        let many = out
+            .one_to_many
+            .as_ref()
+            .map(|o| self.loss(o, batch, ONE_TO_MANY));
+        let one = out
+            .one_to_one
+            .as_ref()
+            .map(|o| self.loss(o, batch, ONE_TO_ONE));
+        let shown = ShownLoss::of(one.as_ref().or(many.as_ref()));
         let mut scores = [0.0; 2];
         let mut total: Option<Tensor<1>> = None;
-        for (i, (loss, weight)) in [(many, head_weights.0), (one, head_weights.1)].into_iter().enumerate() {
+        for (i, (loss, weight)) in [(many, head_weights.0), (one, head_weights.1)]
+            .into_iter()
+            .enumerate()
+        {
             let Some(loss) = loss else { continue };
             scores[i] = loss.score_sum;
             let term = loss.total * weight;
@@ -150,11 +136,15 @@ impl Engine {
         let mut grads = total.backward();
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
         if !self.frozen_norms {
-            out.collected.update_running(layout, &mut self.state.buffers, NORM_MOMENTUM);
+            out.collected
+                .update_running(layout, &mut self.state.buffers, NORM_MOMENTUM);
             self.state.batches_tracked += 1;
         }
         let w = &mut self.window;
-        w.score_sums.iter_mut().zip(scores).for_each(|(a, s)| *a += s);
+        w.score_sums
+            .iter_mut()
+            .zip(scores)
+            .for_each(|(a, s)| *a += s);
         w.images += batch.truths.len();
         w.micro_batches += 1;
         Some(shown)
@@ -167,9 +157,16 @@ impl Engine {
         let mut gradient = std::mem::replace(&mut w.gradient, vec![0.0; len]);
         let images = w.images;
         let factor = size.reference as f64 * images as f64 / size.full as f64;
-        let gradient_norm = finish_gradient(&self.network.layout, &mut gradient, w.score_sums, factor);
+        let gradient_norm =
+            finish_gradient(&self.network.layout, &mut gradient, w.score_sums, factor);
         (w.score_sums, w.images, w.micro_batches) = ([0.0; 2], 0, 0);
-        (gradient, Step { gradient_norm, images })
+        (
+            gradient,
+            Step {
+                gradient_norm,
+                images,
+            },
+        )
     }
 
     /// Ends a step: gradient, optimizer, average. `None` if the gradient is not finite: nothing was changed then.
@@ -178,7 +175,12 @@ impl Engine {
         if !step.gradient_norm.is_finite() {
             return None;
         }
-        self.optimizer.step(&self.network.layout, &mut self.state.params, &gradient, rates);
+        self.optimizer.step(
+            &self.network.layout,
+            &mut self.state.params,
+            &gradient,
+            rates,
+        );
         self.images_seen += step.images as u64;
         let r = size.reference as f64;
         let d = ema::decay(self.images_seen as f64 / r, size.full as f64 / r);
@@ -188,64 +190,12 @@ impl Engine {
 
     fn loss(&self, out: &HeadOutput, batch: &MicroBatch, topk: TopK) -> HeadLoss {
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
-        let c = Criterion { reg_max: self.network.spec.reg_max, gains: self.gains, topk };
-        head_loss(out, &batch.truths, &anchors, &c)
-    }
-}
-
-fn shown(loss: Option<&HeadLoss>) -> ShownLoss {
-    loss.map(|l| ShownLoss { sums: l.sums, score_sum: l.score_sum }).unwrap_or_default()
-}
-
-/// A network with fixed weights on one device: validation.
-pub struct Inference<'a> {
-    network: &'a Network,
-    tensors: Tensors,
-    device: Device,
-    gains: Gains,
-}
-
-/// Raw outputs of a batch, on the host, and the loss of the head whose items are shown.
-pub struct Inferred {
-    /// `[n, anchors, 4 * reg_max]`
-    pub boxes: Vec<f32>,
-    /// `[n, anchors, classes]` logits.
-    pub scores: Vec<f32>,
-    pub anchors: Anchors,
-    pub loss: ShownLoss,
-}
-
-impl<'a> Inference<'a> {
-    /// Uploads `state`.
-    #[must_use]
-    pub fn new(network: &'a Network, state: &State, gains: Gains, device: &Device) -> Self {
-        let layout = &network.layout;
-        let tensors = Tensors::new(layout, &state.params, device, DType::F32).with_running_stats(
-            layout,
-            &state.buffers,
-            device,
-            DType::F32,
-        );
-        Self { network, tensors, device: device.clone(), gains }
-    }
-
-    /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
-    #[must_use]
-    pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
-        let two = self.network.spec.one_to_one;
-        let heads = Heads { many: !(two && end_to_end), one: two };
-        let out = self.network.forward(&self.tensors, batch.image(&self.device), heads);
-        let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
-        let (lossy, topk) = match &out.one_to_one {
-            Some(o) => (o, ONE_TO_ONE),
-            None => (out.one_to_many.as_ref().expect("one head is there"), ONE_TO_MANY),
+        let c = Criterion {
+            reg_max: self.network.spec.reg_max,
+            gains: self.gains,
+            topk,
         };
-        let c = Criterion { reg_max: self.network.spec.reg_max, gains: self.gains, topk };
-        let loss = shown(Some(&head_loss(lossy, &batch.truths, &anchors, &c)));
-        let used = if two && end_to_end { out.one_to_one } else { out.one_to_many };
-        let used = used.expect("the head that was asked for");
-        let read = |t: Tensor<3>| t.into_data().try_to_vec::<f32>().expect("float32 outputs");
-        Inferred { boxes: read(used.boxes), scores: read(used.scores), anchors, loss }
+        head_loss(out, &batch.truths, &anchors, &c)
     }
 }
 
@@ -253,10 +203,15 @@ impl<'a> Inference<'a> {
 mod tests {
     use super::*;
     use crate::config::model::ModelSpec;
+    use crate::loss::GroundTruth;
     use crate::model::init;
     use crate::train::optim::Algorithm;
 
-    const GAINS: Gains = Gains { boxes: 7.5, classes: 0.5, distances: 1.5 };
+    const GAINS: Gains = Gains {
+        boxes: 7.5,
+        classes: 0.5,
+        distances: 1.5,
+    };
 
     fn engine(model: &str) -> Engine {
         let network = Network::new(ModelSpec::resolve(model).unwrap(), 3);
@@ -268,20 +223,36 @@ mod tests {
     }
 
     fn pixels(n: usize) -> Vec<u8> {
-        (0..n * 64 * 64 * 3).map(|i| (init::uniform(3, i as u64) * 255.0) as u8).collect()
+        (0..n * 64 * 64 * 3)
+            .map(|i| (init::uniform(3, i as u64) * 255.0) as u8)
+            .collect()
     }
 
     fn truths(n: usize) -> Vec<Vec<GroundTruth>> {
-        let b = |i: usize| GroundTruth { class: i % 3, xyxy: [4.0 + i as f64, 6.0, 40.0, 30.0 + 5.0 * i as f64] };
+        let b = |i: usize| GroundTruth {
+            class: i % 3,
+            xyxy: [4.0 + i as f64, 6.0, 40.0, 30.0 + 5.0 * i as f64],
+        };
         // the third image is a background
-        (0..n).map(|i| if i == 2 { vec![] } else { (0..=i).map(b).collect() }).collect()
+        (0..n)
+            .map(|i| {
+                if i == 2 {
+                    vec![]
+                } else {
+                    (0..=i).map(b).collect()
+                }
+            })
+            .collect()
     }
 
     #[test]
     fn micro_batches_add_up_to_the_gradient_of_the_large_batch() {
         for model in ["yolo26n", "yolov8n"] {
             let (pixels, truths) = (pixels(5), truths(5));
-            let size = StepSize { reference: 64, full: 5 };
+            let size = StepSize {
+                reference: 64,
+                full: 5,
+            };
             let one = 64 * 64 * 3;
             let gradient = |cuts: &[usize]| {
                 let mut e = engine(model);
@@ -309,7 +280,11 @@ mod tests {
                     let (a, b) = (&large[p.range()], &parts[p.range()]);
                     let d = n(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
                     let g = n(&mut a.iter().map(|&a| f64::from(a)));
-                    assert!(d <= 1e-3 * g + 1e-6 * clip, "{model} {cuts:?} {}: {d:.2e} of {g:.2e}", p.name);
+                    assert!(
+                        d <= 1e-3 * g + 1e-6 * clip,
+                        "{model} {cuts:?} {}: {d:.2e} of {g:.2e}",
+                        p.name
+                    );
                 }
                 assert!((parts_loss.score_sum / loss.score_sum - 1.0).abs() < 1e-5);
             }
@@ -319,11 +294,21 @@ mod tests {
     #[test]
     fn a_step_shorter_than_a_full_one_weighs_its_images() {
         let (pixels, truths) = (pixels(1), truths(1));
-        let batch = MicroBatch { pixels: &pixels, height: 64, width: 64, truths };
+        let batch = MicroBatch {
+            pixels: &pixels,
+            height: 64,
+            width: 64,
+            truths,
+        };
         let norm = |full: usize| {
             let mut e = engine("yolo26n");
             e.accumulate(&batch, (0.8, 0.2)).unwrap();
-            e.take_gradient(StepSize { reference: 64, full }).1.gradient_norm
+            e.take_gradient(StepSize {
+                reference: 64,
+                full,
+            })
+            .1
+            .gradient_norm
         };
         assert!((norm(1) / norm(4) - 4.0).abs() < 1e-4);
     }
@@ -331,7 +316,12 @@ mod tests {
     #[test]
     fn a_loss_that_is_not_finite_is_reported_and_changes_nothing() {
         let (pixels, truths) = (pixels(1), truths(1));
-        let batch = MicroBatch { pixels: &pixels, height: 64, width: 64, truths };
+        let batch = MicroBatch {
+            pixels: &pixels,
+            height: 64,
+            width: 64,
+            truths,
+        };
         let mut e = engine("yolo26n");
         e.state.params[5] = f32::NAN;
         let before = e.state.clone();
@@ -343,18 +333,37 @@ mod tests {
     #[test]
     fn training_on_one_image_lowers_its_loss() {
         let (pixels, truths) = (pixels(2), truths(2));
-        let batch = MicroBatch { pixels: &pixels, height: 64, width: 64, truths };
+        let batch = MicroBatch {
+            pixels: &pixels,
+            height: 64,
+            width: 64,
+            truths,
+        };
         let mut e = engine("yolo26n");
         e.frozen_norms = false;
         e.optimizer = Optimizer::new(Algorithm::AdamW, 0.0, e.network.layout.param_len);
-        let rates = Rates { lr: 0.001, bias_lr: 0.001, momentum: 0.9 };
+        let rates = Rates {
+            lr: 0.001,
+            bias_lr: 0.001,
+            momentum: 0.9,
+        };
         let mut losses = vec![];
         for _ in 0..20 {
             let l = e.accumulate(&batch, (0.5, 0.5)).unwrap();
             losses.push(l.items(GAINS).iter().sum::<f64>());
-            e.step(&rates, StepSize { reference: 64, full: 2 }).unwrap();
+            e.step(
+                &rates,
+                StepSize {
+                    reference: 64,
+                    full: 2,
+                },
+            )
+            .unwrap();
         }
-        assert!(losses[16..].iter().all(|l| *l < 0.8 * losses[0]), "{losses:?}");
+        assert!(
+            losses[16..].iter().all(|l| *l < 0.8 * losses[0]),
+            "{losses:?}"
+        );
         assert_ne!(e.average, e.state);
     }
 }

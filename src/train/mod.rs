@@ -1,7 +1,14 @@
-//! Training: schedule, optimizer, averaging, the loop.
+//! Training: plan, loop, optimizer, averaging.
 
 mod ema;
-pub mod flat;
 pub mod engine;
+mod error;
+pub mod flat;
 pub mod optim;
+pub mod plan;
+mod run;
 pub mod schedule;
+mod session;
+
+pub use error::TrainError;
+pub use run::{run, val};

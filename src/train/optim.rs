@@ -47,8 +47,18 @@ impl Optimizer {
     /// For `len` parameters.
     #[must_use]
     pub fn new(algorithm: Algorithm, weight_decay: f64, len: usize) -> Self {
-        let second = if algorithm == Algorithm::AdamW { vec![0.0; len] } else { vec![] };
-        Self { algorithm, weight_decay, first: vec![0.0; len], second, steps: 0 }
+        let second = if algorithm == Algorithm::AdamW {
+            vec![0.0; len]
+        } else {
+            vec![]
+        };
+        Self {
+            algorithm,
+            weight_decay,
+            first: vec![0.0; len],
+            second,
+            steps: 0,
+        }
     }
 
     /// One step: `params` change, `gradient` is as clipped.
@@ -62,10 +72,23 @@ impl Optimizer {
                 ParamKind::Constant => continue,
             };
             let at = p.range();
-            let (w, g, m) = (&mut params[at.clone()], &gradient[at.clone()], &mut self.first[at.clone()]);
+            let (w, g, m) = (
+                &mut params[at.clone()],
+                &gradient[at.clone()],
+                &mut self.first[at.clone()],
+            );
             match self.algorithm {
                 Algorithm::Sgd => sgd(w, g, m, lr, rates.momentum, decay),
-                Algorithm::AdamW => adamw(w, g, m, &mut self.second[at], lr, rates.momentum, decay, self.steps),
+                Algorithm::AdamW => adamw(
+                    w,
+                    g,
+                    m,
+                    &mut self.second[at],
+                    lr,
+                    rates.momentum,
+                    decay,
+                    self.steps,
+                ),
             }
         }
     }
@@ -81,7 +104,16 @@ fn sgd(w: &mut [f32], g: &[f32], m: &mut [f32], lr: f64, momentum: f64, decay: f
 }
 
 #[allow(clippy::too_many_arguments)]
-fn adamw(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], lr: f64, beta1: f64, decay: f64, t: u64) {
+fn adamw(
+    w: &mut [f32],
+    g: &[f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    lr: f64,
+    beta1: f64,
+    decay: f64,
+    t: u64,
+) {
     let t = i32::try_from(t).unwrap_or(i32::MAX);
     let step = (lr / (1.0 - beta1.powi(t))) as f32;
     let root = (1.0 - BETA2.powi(t)).sqrt() as f32;
@@ -96,7 +128,12 @@ fn adamw(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], lr: f64, beta1:
 /// Turns summed numerator gradients into the gradient of a step: each head's part is divided by its normaliser,
 /// everything multiplied by `factor`, then clipped. Returns the norm before clipping, summed in float64 in the
 /// order of parameters.
-pub fn finish_gradient(layout: &Layout, gradient: &mut [f32], normalisers: [f64; 2], factor: f64) -> f64 {
+pub fn finish_gradient(
+    layout: &Layout,
+    gradient: &mut [f32],
+    normalisers: [f64; 2],
+    factor: f64,
+) -> f64 {
     let mut square = 0.0f64;
     for p in &layout.params {
         let n = match p.head {
@@ -138,7 +175,16 @@ mod tests {
         for step in 1..=5 {
             let g = 0.1 * f64::from(step);
             let grad = vec![g as f32; l.param_len];
-            o.step(&l, &mut w, &grad, &Rates { lr: 0.01, bias_lr: 0.05, momentum: 0.9 });
+            o.step(
+                &l,
+                &mut w,
+                &grad,
+                &Rates {
+                    lr: 0.01,
+                    bias_lr: 0.05,
+                    momentum: 0.9,
+                },
+            );
             let d = g + 5e-4 * expected;
             m = 0.9 * m + d;
             expected -= 0.01 * (d + 0.9 * m);
@@ -152,7 +198,16 @@ mod tests {
         let mut o = Optimizer::new(Algorithm::AdamW, 0.1, l.param_len);
         let mut w = vec![1.0f32; l.param_len];
         let grad = vec![0.3f32; l.param_len];
-        o.step(&l, &mut w, &grad, &Rates { lr: 0.01, bias_lr: 0.02, momentum: 0.9 });
+        o.step(
+            &l,
+            &mut w,
+            &grad,
+            &Rates {
+                lr: 0.01,
+                bias_lr: 0.02,
+                momentum: 0.9,
+            },
+        );
         let at = |k: ParamKind| w[l.params.iter().find(|p| p.kind == k).unwrap().offset];
         assert!((at(ParamKind::Weight) - (1.0 - 0.01 * 0.1 - 0.01)).abs() < 1e-6);
         assert!((at(ParamKind::Norm) - 0.99).abs() < 1e-6);
@@ -164,9 +219,17 @@ mod tests {
         let l = layout();
         let mut g = vec![1.0f32; l.param_len];
         let norm = finish_gradient(&l, &mut g, [10.0, 0.5], 2.0);
-        let many: usize = l.params.iter().filter(|p| p.head == HeadOf::OneToMany).map(|p| p.len()).sum();
+        let many: usize = l
+            .params
+            .iter()
+            .filter(|p| p.head == HeadOf::OneToMany)
+            .map(|p| p.len())
+            .sum();
         let expected = (many as f64 * 0.04 + (l.param_len - many) as f64 * 4.0).sqrt();
-        assert!((norm / expected - 1.0).abs() < 1e-6, "a normaliser below 1 counts as 1");
+        assert!(
+            (norm / expected - 1.0).abs() < 1e-6,
+            "a normaliser below 1 counts as 1"
+        );
         let clipped = g.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         assert!((clipped - MAX_NORM).abs() < 1e-3);
     }

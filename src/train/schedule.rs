@@ -48,7 +48,11 @@ impl Schedule {
     /// How far warm-up is, 0 to 1, at micro-batch `batch` of `epoch`.
     fn warmed(&self, epoch: usize, batch: usize) -> f64 {
         let at = epoch * self.batches + batch;
-        if at >= self.warmup { 1.0 } else { at as f64 / self.warmup as f64 }
+        if at >= self.warmup {
+            1.0
+        } else {
+            at as f64 / self.warmup as f64
+        }
     }
 
     /// Rates of a step that micro-batch `batch` of `epoch` ends.
@@ -68,7 +72,9 @@ impl Schedule {
     #[must_use]
     pub fn accumulate(&self, epoch: usize, batch: usize) -> usize {
         let x = self.warmed(epoch, batch);
-        (1.0 + (self.accumulate as f64 - 1.0) * x).round_ties_even().max(1.0) as usize
+        (1.0 + (self.accumulate as f64 - 1.0) * x)
+            .round_ties_even()
+            .max(1.0) as usize
     }
 
     /// Whether micro-batch `batch` of `epoch` ends a step that `pending` micro-batches, this one included, belong to.
@@ -101,14 +107,27 @@ mod tests {
     #[test]
     fn warm_up_goes_from_its_values_to_the_schedule() {
         let s = schedule();
-        assert_eq!(s.rates(0, 0), Rates { lr: 0.0, bias_lr: 0.1, momentum: 0.8 });
+        assert_eq!(
+            s.rates(0, 0),
+            Rates {
+                lr: 0.0,
+                bias_lr: 0.1,
+                momentum: 0.8
+            }
+        );
         let half = s.rates(1, 10);
         let target = 0.01 * s.decay(1);
         assert!((half.lr - target / 2.0).abs() < 1e-15);
         assert!((half.bias_lr - (0.1 + target) / 2.0).abs() < 1e-15);
         let after = s.rates(3, 0);
-        assert_eq!((after.lr, after.bias_lr, after.momentum), (0.01 * s.decay(3), 0.01 * s.decay(3), 0.937));
-        assert_eq!((s.accumulate(0, 0), s.accumulate(1, 10), s.accumulate(3, 0)), (1, 2, 4));
+        assert_eq!(
+            (after.lr, after.bias_lr, after.momentum),
+            (0.01 * s.decay(3), 0.01 * s.decay(3), 0.937)
+        );
+        assert_eq!(
+            (s.accumulate(0, 0), s.accumulate(1, 10), s.accumulate(3, 0)),
+            (1, 2, 4)
+        );
     }
 
     #[test]
@@ -145,7 +164,17 @@ mod tests {
 
     #[test]
     fn a_run_without_warm_up_starts_at_the_schedule() {
-        let s = Schedule { warmup: 0, ..schedule() };
-        assert_eq!(s.rates(0, 0), Rates { lr: 0.01, bias_lr: 0.01, momentum: 0.937 });
+        let s = Schedule {
+            warmup: 0,
+            ..schedule()
+        };
+        assert_eq!(
+            s.rates(0, 0),
+            Rates {
+                lr: 0.01,
+                bias_lr: 0.01,
+                momentum: 0.937
+            }
+        );
     }
 }

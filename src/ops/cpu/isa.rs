@@ -127,6 +127,19 @@ impl Isa {
         self.run(Width)
     }
 
+    /// Vector registers.
+    pub fn registers(self) -> usize {
+        struct Registers;
+        impl Kernel for Registers {
+            type Output = usize;
+            #[inline(always)]
+            fn run<S: Simd>(self, _: S) -> usize {
+                S::REGISTERS
+            }
+        }
+        self.run(Registers)
+    }
+
     /// Runs `kernel` compiled for this instruction set.
     #[inline]
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {

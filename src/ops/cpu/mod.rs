@@ -2,7 +2,10 @@
 
 pub mod aligned;
 pub mod attention;
+mod buffer;
+pub mod conv;
 pub mod isa;
+pub mod lanes;
 pub mod norm;
 pub mod pool;
 pub mod shape;

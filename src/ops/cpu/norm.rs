@@ -23,6 +23,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::isa::Isa;
+use super::lanes;
 
 /// Rows of the matrix that are summed in float32 before the sum is carried to float64.
 const ROWS: usize = 128;
@@ -33,20 +34,10 @@ const TASK: usize = 1 << 16;
 /// About how many floats a task of an elementwise pass has.
 const CHUNK: usize = 1 << 14;
 
-/// Merges neighbours until one is left: with a power of two lanes on each rank, every rank's part is a subtree.
-pub fn tree<T>(mut parts: Vec<T>, merge: impl Fn(T, T) -> T) -> Option<T> {
-    while parts.len() > 1 {
-        let mut rest = parts.into_iter();
-        let mut next = vec![];
-        while let Some(a) = rest.next() {
-            next.push(match rest.next() {
-                Some(b) => merge(a, b),
-                None => a,
-            });
-        }
-        parts = next;
-    }
-    parts.pop()
+/// Merges the parts of lanes as [`lanes::tree`] does.
+pub fn tree<T>(parts: Vec<T>, mut merge: impl FnMut(T, T) -> T) -> Option<T> {
+    let mut parts: Vec<Option<T>> = parts.into_iter().map(Some).collect();
+    lanes::tree(0..parts.len(), &mut |l| parts[l].take(), &mut merge)
 }
 
 /// How a reduction over `[images, pixels, channels]` is cut: a function of the shape and the vector's width.

@@ -85,6 +85,22 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// `a` where the mask is set, `b` elsewhere.
     fn select(self, m: Self::M, a: Self::V, b: Self::V) -> Self::V;
 
+    /// Asks for the cache line at `p` (any address) for reading, into the first cache.
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        let _ = p;
+    }
+    /// As `prefetch`, into the second cache.
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        let _ = p;
+    }
+    /// Asks for the cache line at `p` (any address) for writing.
+    #[inline(always)]
+    fn prefetch_write(self, p: *mut f32) {
+        let _ = p;
+    }
+
     /// Sum of the elements, pairwise: halves are added until one is left, the same order for every caller.
     fn reduce_add(self, a: Self::V) -> f32;
     /// Largest element.

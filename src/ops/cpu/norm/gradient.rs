@@ -9,6 +9,7 @@ use super::{Affine, Plan, ROWS, chunk, fold, row_width};
 use crate::ops::Activation;
 use crate::ops::cpu::aligned::Aligned;
 use crate::ops::cpu::isa::{Isa, Kernel};
+use crate::ops::cpu::lanes;
 use crate::ops::cpu::simd::{Simd, sigmoid};
 
 /// Gradient with respect to `z` from that with respect to `act(z)`.
@@ -173,18 +174,11 @@ fn prepare(
 ) -> (Plan, Aligned) {
     assert_eq!(y.len(), dz.len(), "input and gradient of a batch norm");
     let plan = Plan::new(isa, pixels, affine.channels());
-    let mut images = 0;
-    for lane in lanes {
-        assert!(
-            lane.start == images && lane.end >= images,
-            "lanes {lanes:?}"
-        );
-        images = lane.end;
-    }
+    lanes::check(lanes, y.len() / plan.image.max(1));
     assert_eq!(
-        images * plan.image,
-        y.len(),
-        "lanes {lanes:?} of images of {} floats",
+        y.len() % plan.image.max(1),
+        0,
+        "images of {} floats",
         plan.image
     );
     let table = affine.table(plan.width);

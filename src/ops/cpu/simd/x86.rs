@@ -83,6 +83,21 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_write(self, p: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast_const().cast()) }
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
         // SAFETY: the caller's.
         unsafe { _mm512_loadu_ps(p) }
@@ -148,6 +163,21 @@ impl Simd for Avx2 {
         fn reduce_max(a: __m256) -> f32 = max_halves(a);
     }
 
+    #[inline(always)]
+    fn prefetch(self, p: *const f32) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_far(self, p: *const f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) }
+    }
+    #[inline(always)]
+    fn prefetch_write(self, p: *mut f32) {
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast_const().cast()) }
+    }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
         // SAFETY: the caller's.

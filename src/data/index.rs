@@ -1,0 +1,498 @@
+//! From a dataset file and the name of a split to a [`Split`]: finds the files, tells the format, checks
+//! everything, and says what it found.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::check::{BoxCheck, Seen, check_box};
+use super::decode::{DecodeError, Header, probe, read_rgb};
+use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
+use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, yolo_index};
+use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
+
+/// How a split is read.
+#[derive(Debug, Clone, PartialEq)]
+pub struct IndexOptions {
+    /// Leave malformed boxes and unreadable images out instead of stopping. Every image is then decoded once
+    /// while indexing, so that none that is broken inside is met later.
+    pub skip_bad: bool,
+    /// All classes become class 0, `item`, in training and in the ground truth.
+    pub single_cls: bool,
+    /// Only these classes keep their boxes and truths; class numbers stay as they are.
+    pub classes: Option<Vec<usize>>,
+    /// Part of the training images, evenly spread over their order; other splits are always whole.
+    pub fraction: f64,
+    /// Threads that check files; `None`: one a core.
+    pub threads: Option<usize>,
+}
+
+impl Default for IndexOptions {
+    fn default() -> Self {
+        Self {
+            skip_bad: false,
+            single_cls: false,
+            classes: None,
+            fraction: 1.0,
+            threads: None,
+        }
+    }
+}
+
+/// What the readers of both formats need to know.
+pub(crate) struct Context<'a> {
+    pub yaml: &'a DatasetYaml,
+    pub which: SplitName,
+    pub skip_bad: bool,
+    /// 1 unless training.
+    pub fraction: f64,
+    /// [`DatasetYaml::class_order`], unless classes are merged anyway.
+    pub class_order: Option<&'a [String]>,
+}
+
+/// A split as a reader of a format leaves it: complete but for the selection of classes and the counts.
+pub(crate) struct Draft {
+    pub split: Split,
+    pub report: SplitReport,
+    /// For the message when there is nothing to train on.
+    pub looked_for: String,
+}
+
+/// Reads one split and checks it: labels, headers of all images, sizes.
+///
+/// The order of images is that of the COCO file, or by name. The result does not depend on the number of
+/// threads.
+///
+/// # Errors
+/// [`DataError`]: missing files (with every place that was tried), malformed data (all of it, in the error's
+/// report), a split without images, a training split without a box.
+pub fn load_split(
+    yaml: &DatasetYaml,
+    which: SplitName,
+    options: &IndexOptions,
+) -> Result<(Split, SplitReport), DataError> {
+    let source = locate(yaml, which)?;
+    let context = Context {
+        yaml,
+        which,
+        skip_bad: options.skip_bad,
+        fraction: if which == SplitName::Train {
+            options.fraction
+        } else {
+            1.0
+        },
+        class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
+    };
+    let threads = options.threads.unwrap_or(0);
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|index| format!("index-{index}"))
+        .build()
+        .map_err(|error| DataError::Threads {
+            threads,
+            reason: error.to_string(),
+        })?;
+    let draft = pool.install(|| match &source {
+        Located::Coco {
+            annotations,
+            images,
+        } => coco::index(&context, annotations, images.as_deref()),
+        Located::Yolo(entries) => yolo_index::index(&context, entries),
+    })?;
+    finish(&context, draft, options)
+}
+
+/// Where a split lies and in which format.
+pub(crate) enum Located {
+    Coco {
+        annotations: PathBuf,
+        /// Given by the user; else searched.
+        images: Option<PathBuf>,
+    },
+    /// Folders and lists.
+    Yolo(Vec<PathBuf>),
+}
+
+pub(crate) fn locate(yaml: &DatasetYaml, which: SplitName) -> Result<Located, DataError> {
+    let split = which.key();
+    let Some(source) = yaml.split(which) else {
+        return Err(DataError::SplitNotGiven {
+            yaml: yaml.label.clone(),
+            split,
+            given: yaml.splits_given(),
+        });
+    };
+    let bad = |value: &str, reason: &str| DataError::SplitValue {
+        yaml: yaml.label.clone(),
+        split,
+        value: value.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let find = |entry: &str| {
+        yaml.resolve(entry).map_err(|mut tried| {
+            // Where `path` itself was not found, every place of the split is named.
+            for root in &yaml.root_tried {
+                let place = root.join(entry);
+                if !tried.contains(&place) {
+                    tried.insert(0, place);
+                }
+            }
+            DataError::SplitMissing {
+                yaml: yaml.label.clone(),
+                split,
+                tried,
+                hint: yaml.missing_hint(),
+            }
+        })
+    };
+    match source {
+        SplitSource::Pair {
+            images,
+            annotations,
+        } => {
+            let folder = find(images)?;
+            if !folder.is_dir() {
+                return Err(bad(images, "`images` is not a folder"));
+            }
+            let file = find(annotations)?;
+            if !is_file_of(&file, "json") {
+                return Err(bad(annotations, "`annotations` is not a COCO .json file"));
+            }
+            Ok(Located::Coco {
+                annotations: file,
+                images: Some(folder),
+            })
+        }
+        SplitSource::Paths(entries) => {
+            let mut found = Vec::with_capacity(entries.len());
+            for entry in entries {
+                let path = find(entry)?;
+                if is_file_of(&path, "json") {
+                    if entries.len() > 1 {
+                        return Err(bad(
+                            entry,
+                            "a COCO .json must be the only entry of its split; merge the files, ids must stay unique",
+                        ));
+                    }
+                    return Ok(Located::Coco {
+                        annotations: path,
+                        images: None,
+                    });
+                }
+                if !path.is_dir() && !is_file_of(&path, "txt") {
+                    return Err(bad(
+                        entry,
+                        "is neither a folder, a .txt list of images nor a COCO .json",
+                    ));
+                }
+                found.push(path);
+            }
+            Ok(Located::Yolo(found))
+        }
+    }
+}
+
+fn is_file_of(path: &Path, extension: &str) -> bool {
+    path.is_file()
+        && path
+            .extension()
+            .is_some_and(|found| found.eq_ignore_ascii_case(extension))
+}
+
+impl Context<'_> {
+    /// Whether image `index` of `count` is in the fraction: `round(fraction x count)`, at least one, evenly
+    /// spread.
+    pub fn is_chosen(&self, index: usize, count: usize) -> bool {
+        if self.fraction >= 1.0 {
+            return true;
+        }
+        let kept = ((self.fraction * count as f64).round() as usize).clamp(1, count.max(1));
+        let before = |index: usize| (index as u128 * kept as u128) / count.max(1) as u128;
+        before(index + 1) > before(index)
+    }
+
+    /// The header of an image, and with `skip_bad` a proof that its pixels can be read.
+    pub fn check_image(&self, path: &Path) -> Result<Header, DecodeError> {
+        let header = probe(path)?;
+        if self.skip_bad {
+            read_rgb(path)?;
+        }
+        Ok(header)
+    }
+
+    /// A malformed finding that drops a box where bad input is skipped.
+    pub fn bad_box(&self, finding: Finding) -> Finding {
+        finding.malformed(self.skip_bad, Action::BoxDropped)
+    }
+
+    /// A malformed finding that drops an image where bad input is skipped.
+    pub fn bad_image(&self, finding: Finding) -> Finding {
+        finding.malformed(self.skip_bad, Action::ImageDropped)
+    }
+
+    /// The finding for an image that cannot be read.
+    pub fn unreadable(&self, error: &DecodeError) -> Finding {
+        let missing = matches!(error, DecodeError::Io { source, .. }
+            if source.kind() == std::io::ErrorKind::NotFound);
+        let file = error.path().display().to_string();
+        self.bad_image(if missing {
+            Finding::new(
+                FindingKind::MissingImage,
+                file,
+                "the image file is not there",
+            )
+        } else {
+            Finding::new(FindingKind::UnreadableImage, file, error.reason())
+        })
+    }
+
+    /// Adds one annotated box to an image: to its truths, and to its labels if it is fit to train on.
+    /// `finding` makes a finding that names the box's place and value.
+    pub fn add_box(
+        &self,
+        image: &mut ImageEntry,
+        seen: &mut Seen,
+        truth: Truth,
+        finding: impl Fn(FindingKind, String) -> Finding,
+        findings: &mut Vec<Finding>,
+    ) {
+        let (width, height) = (image.width, image.height);
+        let check = check_box(truth.bbox, width, height);
+        let malformed = match check {
+            BoxCheck::Outside => Some((
+                FindingKind::OutsideImage,
+                format!("the box lies outside of its image of {width} x {height}"),
+            )),
+            BoxCheck::Negative => Some((
+                FindingKind::MalformedAnnotation,
+                "width and height of a box must not be negative".to_owned(),
+            )),
+            BoxCheck::NotFinite => Some((
+                FindingKind::MalformedAnnotation,
+                "the box is not finite".to_owned(),
+            )),
+            _ => None,
+        };
+        if let Some((kind, reason)) = malformed {
+            findings.push(self.bad_box(finding(kind, reason)));
+            return;
+        }
+        let trained_on = if truth.crowd {
+            None
+        } else if seen.again(truth.class, truth.bbox) {
+            findings.push(
+                finding(
+                    FindingKind::Duplicate,
+                    "the same box of the same class is there twice".to_owned(),
+                )
+                .done(Action::NotTrainedOn),
+            );
+            None
+        } else {
+            match check {
+                BoxCheck::Fine(xyxy) => Some(xyxy),
+                BoxCheck::Overhang(xyxy, pixels) => {
+                    findings.push(
+                        finding(
+                            FindingKind::Overhang,
+                            format!("the box sticks out of its image of {width} x {height} by {pixels:.2} px"),
+                        )
+                        .done(Action::Clipped),
+                    );
+                    Some(xyxy)
+                }
+                _ => {
+                    findings.push(
+                        finding(FindingKind::ZeroArea, "the box has no area".to_owned())
+                            .done(Action::NotTrainedOn),
+                    );
+                    None
+                }
+            }
+        };
+        image.labels.extend(trained_on.map(|xyxy| LabelBox {
+            class: truth.class,
+            xyxy,
+        }));
+        image.truths.push(truth);
+    }
+
+    /// A note on images whose EXIF orientation is applied while nothing confirms that the boxes were drawn
+    /// in the upright frame. `images`: their count and the first one's name.
+    pub fn oriented(&self, images: Option<(usize, &str)>) -> Option<Finding> {
+        let (count, first) = images?;
+        Some(
+            Finding::new(
+                FindingKind::OrientedImages,
+                first,
+                "images carry an EXIF orientation, which is applied: boxes are taken to be in the upright frame",
+            )
+            .value(count.to_string()),
+        )
+    }
+}
+
+fn finish(
+    context: &Context,
+    draft: Draft,
+    options: &IndexOptions,
+) -> Result<(Split, SplitReport), DataError> {
+    let Draft {
+        mut split,
+        mut report,
+        looked_for,
+    } = draft;
+    let yaml = context.yaml.label.clone();
+    let key = context.which.key();
+
+    if let Some(classes) = &options.classes {
+        select_classes(&mut split, &mut report, classes)?;
+    }
+    if options.single_cls {
+        merge_classes(&mut split);
+    }
+    count(&split, &mut report);
+
+    let is_training = context.which == SplitName::Train;
+    if is_training {
+        report.findings.extend(unused_classes(&report, options));
+    } else if report.truths == 0 && report.images > 0 {
+        report.findings.push(Finding::new(
+            FindingKind::NoLabels,
+            report.source.clone(),
+            format!(
+                "not one box in this split: figures will be undefined; looked for {looked_for}"
+            ),
+        ));
+    }
+    report.count_findings();
+
+    if report.malformed > 0 && !options.skip_bad {
+        return Err(DataError::Malformed {
+            report: Box::new(report),
+        });
+    }
+    if split.images.is_empty() {
+        return Err(DataError::NoImages {
+            yaml,
+            split: key,
+            looked_for,
+        });
+    }
+    if is_training && report.boxes == 0 {
+        return Err(DataError::NoLabels {
+            yaml,
+            split: key,
+            images: report.images,
+            looked_for,
+            report: Box::new(report),
+        });
+    }
+    Ok((split, report))
+}
+
+fn select_classes(
+    split: &mut Split,
+    report: &mut SplitReport,
+    classes: &[usize],
+) -> Result<(), DataError> {
+    if classes.is_empty() {
+        return Err(DataError::NoClasses);
+    }
+    if let Some(&class) = classes.iter().find(|&&class| class >= split.names.len()) {
+        return Err(DataError::NoSuchClass {
+            class,
+            names: split.names.clone(),
+        });
+    }
+    for image in &mut split.images {
+        for truth in &image.truths {
+            if !classes.contains(&truth.class) {
+                let name = split.names[truth.class].clone();
+                *report.other_classes.entry(name).or_default() += 1;
+            }
+        }
+        image.labels.retain(|label| classes.contains(&label.class));
+        image.truths.retain(|truth| classes.contains(&truth.class));
+    }
+    Ok(())
+}
+
+/// `single_cls`. A file of one category keeps its id; of several, the id is 0 (YOLO txt) or 1 (COCO).
+fn merge_classes(split: &mut Split) {
+    for image in &mut split.images {
+        image.labels.iter_mut().for_each(|label| label.class = 0);
+        image.truths.iter_mut().for_each(|truth| truth.class = 0);
+    }
+    if split.names.len() > 1 {
+        split.category_ids = vec![u64::from(split.image_id_in_file)];
+    }
+    split.names = vec!["item".to_owned()];
+}
+
+fn count(split: &Split, report: &mut SplitReport) {
+    report.classes = split
+        .names
+        .iter()
+        .zip(&split.category_ids)
+        .enumerate()
+        .map(|(class, (name, &category_id))| ClassCount {
+            class,
+            name: name.clone(),
+            category_id,
+            boxes: 0,
+            truths: 0,
+            crowd: 0,
+            images: 0,
+        })
+        .collect();
+    report.images = split.images.len();
+    for image in &split.images {
+        let mut in_image: BTreeMap<usize, ()> = BTreeMap::new();
+        for label in &image.labels {
+            report.classes[label.class].boxes += 1;
+        }
+        for truth in &image.truths {
+            let class = &mut report.classes[truth.class];
+            class.truths += 1;
+            class.crowd += usize::from(truth.crowd);
+            in_image.insert(truth.class, ());
+        }
+        for class in in_image.into_keys() {
+            report.classes[class].images += 1;
+        }
+        report.backgrounds += usize::from(image.truths.is_empty());
+    }
+    let sum = |field: fn(&ClassCount) -> usize| report.classes.iter().map(field).sum();
+    report.boxes = sum(|class| class.boxes);
+    report.truths = sum(|class| class.truths);
+    report.crowd = sum(|class| class.crowd);
+}
+
+fn unused_classes(report: &SplitReport, options: &IndexOptions) -> Option<Finding> {
+    let is_selected = |class: usize| match &options.classes {
+        Some(classes) => classes.contains(&class),
+        None => true,
+    };
+    let unused: Vec<&str> = report
+        .classes
+        .iter()
+        .filter(|class| class.truths == 0 && is_selected(class.class))
+        .map(|class| class.name.as_str())
+        .collect();
+    if unused.is_empty() || report.truths == 0 {
+        return None;
+    }
+    Some(
+        Finding::new(
+            FindingKind::UnusedCategory,
+            report.source.clone(),
+            "no box of these classes to train on; they stay classes of the network",
+        )
+        .value(unused.join(", "))
+        .done(Action::Kept),
+    )
+}
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

@@ -1,0 +1,122 @@
+//! Forward passes with fixed weights.
+
+use crate::data::batch::Batch;
+use crate::loss::anchors::distances;
+use crate::loss::{
+    Anchors, Criterion, Gains, GroundTruth, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
+    head_loss,
+};
+use crate::model::init::State;
+use crate::model::{Heads, Network, Tensors};
+use burn::tensor::{DType, Device, Tensor};
+
+/// A batch of the loader as the network and the loss take it.
+#[must_use]
+pub fn micro_batch(batch: &Batch) -> MicroBatch<'_> {
+    let mut truths = vec![vec![]; batch.len()];
+    for b in &batch.boxes {
+        truths[b.image].push(GroundTruth {
+            class: b.class,
+            xyxy: b.xyxy.map(f64::from),
+        });
+    }
+    MicroBatch {
+        pixels: &batch.pixels,
+        height: batch.height,
+        width: batch.width,
+        truths,
+    }
+}
+
+/// A network with fixed weights on one device: validation.
+pub struct Inference<'a> {
+    network: &'a Network,
+    tensors: Tensors,
+    device: Device,
+    gains: Gains,
+}
+
+/// Raw outputs of a batch, on the host, and the loss of the head whose items are shown.
+pub struct Inferred {
+    /// `[n, anchors, 4 * reg_max]`
+    pub boxes: Vec<f32>,
+    /// `[n, anchors, classes]` logits.
+    pub scores: Vec<f32>,
+    pub anchors: Anchors,
+    pub loss: ShownLoss,
+}
+
+impl<'a> Inference<'a> {
+    /// Uploads `state`.
+    #[must_use]
+    pub fn new(network: &'a Network, state: &State, gains: Gains, device: &Device) -> Self {
+        let layout = &network.layout;
+        let tensors = Tensors::new(layout, &state.params, device, DType::F32)
+            .with_running_stats(layout, &state.buffers);
+        Self {
+            network,
+            tensors,
+            device: device.clone(),
+            gains,
+        }
+    }
+
+    /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
+    #[must_use]
+    pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
+        let two = self.network.spec.one_to_one;
+        let heads = Heads {
+            many: !(two && end_to_end),
+            one: two,
+        };
+        let out = self
+            .network
+            .forward(&self.tensors, batch.image(&self.device), heads);
+        let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
+        let (lossy, topk) = match &out.one_to_one {
+            Some(o) => (o, ONE_TO_ONE),
+            None => (
+                out.one_to_many.as_ref().expect("one head is there"),
+                ONE_TO_MANY,
+            ),
+        };
+        let c = Criterion {
+            reg_max: self.network.spec.reg_max,
+            gains: self.gains,
+            topk,
+        };
+        let loss = ShownLoss::of(Some(&head_loss(lossy, &batch.truths, &anchors, &c)));
+        let used = if two && end_to_end {
+            out.one_to_one
+        } else {
+            out.one_to_many
+        };
+        let used = used.expect("the head that was asked for");
+        let read = |t: Tensor<3>| t.into_data().try_to_vec::<f32>().expect("float32 outputs");
+        Inferred {
+            boxes: read(used.boxes),
+            scores: read(used.scores),
+            anchors,
+            loss,
+        }
+    }
+}
+
+impl Inferred {
+    /// Boxes `x1 y1 x2 y2` in pixels `[anchors, 4]` and probabilities `[anchors, classes]` of an image.
+    #[must_use]
+    pub fn decode(&self, image: usize, classes: usize, reg_max: usize) -> (Vec<f32>, Vec<f32>) {
+        let n = self.anchors.len();
+        let width = 4 * reg_max;
+        let raw = &self.boxes[image * n * width..(image + 1) * n * width];
+        let boxes = (0..n).flat_map(|a| {
+            let d = distances(|i| f64::from(raw[a * width + i]), reg_max);
+            self.anchors.to_box(a, d).map(|v| v as f32)
+        });
+        let logits = &self.scores[image * n * classes..(image + 1) * n * classes];
+        (
+            boxes.collect(),
+            logits.iter().map(|&l| 1.0 / (1.0 + (-l).exp())).collect(),
+        )
+    }
+}

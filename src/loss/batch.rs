@@ -1,0 +1,54 @@
+//! What the loss of a batch is computed from, and what is shown of it.
+
+use super::{Components, Gains, GroundTruth, HeadLoss};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+
+/// Images of equal size with their objects.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MicroBatch<'a> {
+    /// `[n, height, width, 3]`, RGB.
+    pub pixels: &'a [u8],
+    pub height: usize,
+    pub width: usize,
+    /// One list per image, corners in pixels of these images.
+    pub truths: Vec<Vec<GroundTruth>>,
+}
+
+impl MicroBatch<'_> {
+    /// `[n, height, width, 3]` in 0..1.
+    #[must_use]
+    pub fn image(&self, device: &Device) -> Tensor<4> {
+        let values: Vec<f32> = self.pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
+        let shape = [self.truths.len(), self.height, self.width, 3];
+        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+    }
+}
+
+/// Loss of the head whose items are shown: one-to-one where there is one.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct ShownLoss {
+    pub sums: Components,
+    pub score_sum: f64,
+}
+
+impl ShownLoss {
+    /// Of a head's loss; zero without one.
+    #[must_use]
+    pub fn of(loss: Option<&HeadLoss>) -> Self {
+        loss.map(|l| Self {
+            sums: l.sums,
+            score_sum: l.score_sum,
+        })
+        .unwrap_or_default()
+    }
+    /// Adds another part.
+    pub fn add(&mut self, o: ShownLoss) {
+        self.sums.add(o.sums);
+        self.score_sum += o.score_sum;
+    }
+    /// Gained and normalised items: box, class, distance.
+    #[must_use]
+    pub fn items(&self, gains: Gains) -> [f64; 3] {
+        self.sums.items(gains, self.score_sum)
+    }
+}

@@ -1,0 +1,266 @@
+//! Gradients of the operations in `extension.rs`, for every backend at once.
+//!
+//! States are held by the step, which the backward pass consumes: a gradient or an activation that nothing else holds
+//! may be written into.
+
+use super::cpu::pool;
+use super::extension::{AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Record};
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Autodiff, TensorMetadata};
+
+type F<B> = FloatTensor<B>;
+
+#[derive(Debug)]
+struct Conv;
+impl<B: Kernels> Backward<B, 2> for Conv {
+    type State = (F<B>, F<B>, ConvArgs);
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        let (x, w, a) = ops.state;
+        let [nx, nw] = ops.parents;
+        if let Some(n) = nw {
+            grads.register::<B>(n.id, B::conv_dw(d.clone(), x.clone(), w.clone(), a));
+        }
+        if let Some(n) = nx {
+            grads.register::<B>(n.id, B::conv_dx(d, w, x, a));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Bias;
+impl<B: Kernels> Backward<B, 2> for Bias {
+    type State = usize;
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        let [ny, nb] = ops.parents;
+        if let Some(n) = nb {
+            grads.register::<B>(n.id, B::bias_db(d.clone(), ops.state));
+        }
+        if let Some(n) = ny {
+            grads.register::<B>(n.id, d);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct NormAct;
+impl<B: Kernels> Backward<B, 3> for NormAct {
+    type State = (F<B>, NormArgs);
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        let (y, a) = ops.state;
+        let (dy, dgamma, dbeta) = B::norm_act_grad(d, y, a);
+        for (node, g) in ops.parents.into_iter().zip([dy, dgamma, dbeta]) {
+            if let Some(n) = node {
+                grads.register::<B>(n.id, g);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Pool5;
+impl<B: Kernels> Backward<B, 1> for Pool5 {
+    type State = Record<pool::Winners>;
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            grads.register::<B>(n.id, B::pool5_dx(d, ops.state));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Up2;
+impl<B: Kernels> Backward<B, 1> for Up2 {
+    type State = ();
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            grads.register::<B>(n.id, B::up2_dx(d));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Part;
+impl<B: Kernels> Backward<B, 1> for Part {
+    type State = usize;
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            let total = grads.consume::<B>(&n);
+            grads.register::<B>(n.id, B::add_to_part(total, d, ops.state));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Sum;
+impl<B: Kernels> Backward<B, 2> for Sum {
+    type State = ();
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        for n in ops.parents.into_iter().flatten() {
+            grads.register::<B>(n.id, d.clone());
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Attended;
+impl<B: Kernels> Backward<B, 1> for Attended {
+    type State = (F<B>, AttendArgs);
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            let (qkv, a) = ops.state;
+            grads.register::<B>(n.id, B::attended_dqkv(d, qkv, a));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Cat;
+impl<B: Kernels, const N: usize> Backward<B, N> for Cat {
+    type State = [usize; N];
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        let mut start = 0;
+        for (node, len) in ops.parents.into_iter().zip(ops.state) {
+            if let Some(n) = node {
+                grads.register::<B>(n.id, B::part(d.clone(), start, len));
+            }
+            start += len;
+        }
+    }
+}
+
+fn cat<B: Kernels, C: CheckpointStrategy, const N: usize>(
+    parts: [F<Autodiff<B, C>>; N],
+    run: impl FnOnce([F<B>; N]) -> F<B>,
+) -> F<Autodiff<B, C>> {
+    let channels: [usize; N] = std::array::from_fn(|i| parts[i].shape()[3]);
+    let nodes: [NodeGuard; N] = std::array::from_fn(|i| parts[i].node());
+    let y = run(parts.map(|p| p.into_primitive()));
+    match <Cat as Backward<B, N>>::prepare::<C>(Cat, nodes)
+        .compute_bound()
+        .stateful()
+    {
+        OpsKind::Tracked(p) => p.finish(channels, y),
+        OpsKind::UnTracked(p) => p.finish(y),
+    }
+}
+
+const ONCE: &str = "gradients are taken once: there is no gradient of a gradient";
+
+impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
+    fn conv(x: F<Self>, w: F<Self>, a: ConvArgs) -> F<Self> {
+        let ((x, gx), (w, gw)) = (x.into_parts(), w.into_parts());
+        let node = <Conv as Backward<B, 2>>::prepare::<C>(Conv, [gx, gw]);
+        let y = B::conv(x.clone(), w.clone(), a);
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish((x, w, a), y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
+    fn bias(y: F<Self>, b: F<Self>, lanes: usize) -> F<Self> {
+        let ((y, gy), (b, gb)) = (y.into_parts(), b.into_parts());
+        let node = <Bias as Backward<B, 2>>::prepare::<C>(Bias, [gy, gb]);
+        let z = B::bias(y, b, lanes);
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish(lanes, z),
+            OpsKind::UnTracked(p) => p.finish(z),
+        }
+    }
+    fn norm_act(y: F<Self>, gamma: F<Self>, beta: F<Self>, a: NormArgs) -> F<Self> {
+        let ((y, gy), (gamma, gg), (beta, gb)) =
+            (y.into_parts(), gamma.into_parts(), beta.into_parts());
+        let node = <NormAct as Backward<B, 3>>::prepare::<C>(NormAct, [gy, gg, gb]);
+        let z = B::norm_act(y.clone(), gamma, beta, a.clone());
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish((y, a), z),
+            OpsKind::UnTracked(p) => p.finish(z),
+        }
+    }
+    fn pool5(x: F<Self>, winners: Record<pool::Winners>) -> F<Self> {
+        let (x, g) = x.into_parts();
+        let node = <Pool5 as Backward<B, 1>>::prepare::<C>(Pool5, [g]);
+        let y = B::pool5(x, winners.clone());
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish(winners, y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
+    fn up2(x: F<Self>) -> F<Self> {
+        let (x, g) = x.into_parts();
+        <Up2 as Backward<B, 1>>::prepare::<C>(Up2, [g])
+            .compute_bound()
+            .stateless(B::up2(x))
+    }
+    fn cat2(a: F<Self>, b: F<Self>) -> F<Self> {
+        cat::<B, C, 2>([a, b], |[a, b]| B::cat2(a, b))
+    }
+    fn cat3(a: F<Self>, b: F<Self>, c: F<Self>) -> F<Self> {
+        cat::<B, C, 3>([a, b, c], |[a, b, c]| B::cat3(a, b, c))
+    }
+    fn cat4(a: F<Self>, b: F<Self>, c: F<Self>, d: F<Self>) -> F<Self> {
+        cat::<B, C, 4>([a, b, c, d], |[a, b, c, d]| B::cat4(a, b, c, d))
+    }
+    fn part(x: F<Self>, start: usize, len: usize) -> F<Self> {
+        let (x, g) = x.into_parts();
+        let node = <Part as Backward<B, 1>>::prepare::<C>(Part, [g]);
+        let y = B::part(x, start, len);
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish(start, y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
+    fn sum(a: F<Self>, b: F<Self>) -> F<Self> {
+        let ((a, ga), (b, gb)) = (a.into_parts(), b.into_parts());
+        <Sum as Backward<B, 2>>::prepare::<C>(Sum, [ga, gb])
+            .compute_bound()
+            .stateless(B::sum(a, b))
+    }
+    fn attended(qkv: F<Self>, a: AttendArgs) -> F<Self> {
+        let (qkv, g) = qkv.into_parts();
+        let node = <Attended as Backward<B, 1>>::prepare::<C>(Attended, [g]);
+        let y = B::attended(qkv.clone(), a.clone());
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish((qkv, a), y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
+
+    fn conv_dx(_: F<Self>, _: F<Self>, _: F<Self>, _: ConvArgs) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn conv_dw(_: F<Self>, _: F<Self>, _: F<Self>, _: ConvArgs) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn conv_folded(_: F<Self>, _: F<Self>, _: ConvArgs, _: Folded) -> F<Self> {
+        unreachable!("inference has no gradients")
+    }
+    fn bias_db(_: F<Self>, _: usize) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn norm_act_grad(_: F<Self>, _: F<Self>, _: NormArgs) -> (F<Self>, F<Self>, F<Self>) {
+        unreachable!("{ONCE}")
+    }
+    fn pool5_dx(_: F<Self>, _: Record<pool::Winners>) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn up2_dx(_: F<Self>) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn add_to_part(_: F<Self>, _: F<Self>, _: usize) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn attended_dqkv(_: F<Self>, _: F<Self>, _: AttendArgs) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+}

@@ -1,0 +1,91 @@
+//! Weights in the order in which the tiles read them.
+
+use rayon::prelude::*;
+
+use super::super::buffer::{Buffer, Shared};
+use super::super::isa::Isa;
+
+/// Consecutive output channels that a tile computes together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Block {
+    /// First channel.
+    pub start: usize,
+    pub channels: usize,
+    /// Vectors that hold them.
+    pub vectors: usize,
+}
+
+/// Cuts `channels` into blocks of one to three vectors, none of one where there are more.
+pub(super) fn blocks(isa: Isa, channels: usize) -> Vec<Block> {
+    let n = isa.width();
+    let mut left = channels.div_ceil(n);
+    let mut start = 0;
+    let mut all = Vec::new();
+    while left > 0 {
+        let vectors = match left {
+            1 => 1,
+            2 | 4 => 2,
+            _ => 3,
+        };
+        let width = (channels - start).min(vectors * n);
+        all.push(Block {
+            start,
+            channels: width,
+            vectors,
+        });
+        start += width;
+        left -= vectors;
+    }
+    all
+}
+
+/// Panels of one gather: for each block, rows of `vectors` vectors.
+pub(super) struct Panels {
+    data: Buffer,
+    pub blocks: Vec<Block>,
+    width: usize,
+    rows: usize,
+}
+
+impl Panels {
+    /// `fill(row, block, out)` writes one row of `block.channels` numbers for rows `row..`; see `pack`.
+    pub fn pack(
+        isa: Isa,
+        channels: usize,
+        rows: usize,
+        fill: impl Fn(&Block, &mut [f32], usize) + Sync,
+    ) -> Panels {
+        let blocks = blocks(isa, channels);
+        let width = isa.width();
+        let vectors: usize = blocks.iter().map(|b| b.vectors).sum();
+        let mut data = Buffer::take(vectors * width * rows);
+        let shared = Shared::new(&mut data);
+        let one = |b: &Block| {
+            let pitch = b.vectors * width;
+            // SAFETY: blocks are disjoint and their panels follow each other.
+            let panel = unsafe { shared.slice(b.start * rows, pitch * rows) };
+            if b.channels < pitch {
+                for row in panel.chunks_exact_mut(pitch) {
+                    row[b.channels..].fill(0.0);
+                }
+            }
+            fill(b, panel, pitch);
+        };
+        if rows * channels > 1 << 14 {
+            blocks.par_iter().for_each(one);
+        } else {
+            blocks.iter().for_each(one);
+        }
+        Panels {
+            data,
+            blocks,
+            width,
+            rows,
+        }
+    }
+
+    /// The panel of a block. (All blocks but the last are whole vectors, so `start` counts what lies before.)
+    pub fn panel(&self, b: &Block) -> &[f32] {
+        &self.data[b.start * self.rows..][..b.vectors * self.width * self.rows]
+    }
+}

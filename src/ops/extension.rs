@@ -1,0 +1,177 @@
+//! The operations that have kernels of their own, as an extension of the tensor library's backends.
+//!
+//! [`Kernels`] holds forward and backward of each. `Flex` (the CPU backend) implements them in `flex.rs`, and one
+//! implementation for `Autodiff` over any backend, in `autodiff.rs`, is all that knows of gradients. The functions of
+//! `ops` call these where [`available`] says so, and plain tensor operations elsewhere.
+
+use super::Activation;
+use super::cpu::{attention, norm, pool};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+use burn::tensor::{DType, Tensor};
+use std::sync::{Arc, OnceLock};
+
+/// Something that the forward pass leaves for the backward pass (and for the caller), outside the graph.
+#[derive(Debug)]
+pub struct Record<T>(Arc<OnceLock<T>>);
+
+impl<T> Clone for Record<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Record<T> {
+    /// An empty record.
+    pub fn new() -> Self {
+        Self(Arc::new(OnceLock::new()))
+    }
+    pub(super) fn set(&self, value: T) {
+        // a second forward pass with the same record would be a mistake of the caller; the first one counts
+        let _ = self.0.set(value);
+    }
+    /// What was left.
+    pub fn get(&self) -> Option<&T> {
+        self.0.get()
+    }
+    pub(super) fn left(&self) -> &T {
+        self.0.get().expect("the forward pass ran before")
+    }
+}
+
+/// What normalises.
+#[derive(Debug, Clone)]
+pub enum Statistics {
+    /// Those of the batch.
+    Batch,
+    /// Given mean and variance.
+    Fixed(Arc<(Vec<f32>, Vec<f32>)>),
+}
+
+/// What a batch norm leaves.
+#[derive(Debug)]
+pub struct Normalised {
+    pub affine: norm::Affine,
+    /// Of the batch, where they were used.
+    pub moments: Option<norm::Moments>,
+}
+
+/// Convolution without bias.
+#[derive(Debug, Clone, Copy)]
+pub struct ConvArgs {
+    pub stride: usize,
+    pub groups: usize,
+    /// Lanes that the weight gradient is summed in.
+    pub lanes: usize,
+}
+
+/// Batch norm with activation.
+#[derive(Debug, Clone)]
+pub struct NormArgs {
+    pub statistics: Statistics,
+    pub act: Activation,
+    pub lanes: usize,
+    pub record: Record<Normalised>,
+}
+
+/// Per-channel factor and summand that follow a convolution, and whether SiLU does.
+#[derive(Debug, Clone)]
+pub struct Folded {
+    pub scale: Arc<Vec<f32>>,
+    pub shift: Arc<Vec<f32>>,
+    pub silu: bool,
+}
+
+/// Heads of an attention block.
+#[derive(Debug, Clone)]
+pub struct AttendArgs {
+    pub heads: usize,
+    pub key: usize,
+    pub head: usize,
+    pub record: Record<attention::RowSums>,
+}
+
+/// Forward and backward of the operations, on NHWC activations.
+#[backend_extension(Flex, Autodiff)]
+pub trait Kernels: Backend {
+    /// `x` `[n, h, w, ci]`, `w` `[k, k, ci/groups, co]` -> `[n, ceil(h/stride), ceil(w/stride), co]`.
+    fn conv(x: FloatTensor<Self>, w: FloatTensor<Self>, a: ConvArgs) -> FloatTensor<Self>;
+    /// Gradient with respect to `x`, whose shape is `like`'s.
+    fn conv_dx(
+        dy: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        like: FloatTensor<Self>,
+        a: ConvArgs,
+    ) -> FloatTensor<Self>;
+    /// Gradient with respect to the weights, whose shape is `like`'s.
+    fn conv_dw(
+        dy: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        like: FloatTensor<Self>,
+        a: ConvArgs,
+    ) -> FloatTensor<Self>;
+    /// Convolution, factor, summand, SiLU in one pass: inference only.
+    fn conv_folded(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        a: ConvArgs,
+        f: Folded,
+    ) -> FloatTensor<Self>;
+    /// Adds `[co]` to the last dimension of `[n, h, w, co]`.
+    fn bias(y: FloatTensor<Self>, b: FloatTensor<Self>, lanes: usize) -> FloatTensor<Self>;
+    /// Sums over all but the last dimension.
+    fn bias_db(dy: FloatTensor<Self>, lanes: usize) -> FloatTensor<Self>;
+    /// Batch norm over the last dimension of `y` `[n, h, w, c]`, then the activation.
+    fn norm_act(
+        y: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        a: NormArgs,
+    ) -> FloatTensor<Self>;
+    /// Gradients with respect to `y`, `gamma` and `beta`.
+    fn norm_act_grad(
+        da: FloatTensor<Self>,
+        y: FloatTensor<Self>,
+        a: NormArgs,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// Maximum over 5x5 windows, stride 1, padding 2.
+    fn pool5(x: FloatTensor<Self>, winners: Record<pool::Winners>) -> FloatTensor<Self>;
+    fn pool5_dx(dy: FloatTensor<Self>, winners: Record<pool::Winners>) -> FloatTensor<Self>;
+    /// Nearest-neighbour doubling.
+    fn up2(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    fn up2_dx(dy: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Concatenation of the channels of two activations.
+    fn cat2(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Of three.
+    fn cat3(a: FloatTensor<Self>, b: FloatTensor<Self>, c: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Of four.
+    fn cat4(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        c: FloatTensor<Self>,
+        d: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+    /// Channels `start..start + len` of `x`, which an operation that is built later must read as a whole: its
+    /// gradient is there when this one's comes, which is added to a part of it.
+    fn part(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self>;
+    /// `total[.., start..] += g`
+    fn add_to_part(
+        total: FloatTensor<Self>,
+        g: FloatTensor<Self>,
+        start: usize,
+    ) -> FloatTensor<Self>;
+    /// `a + b` of one shape.
+    fn sum(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// Attended values of `qkv` `[n, h, w, heads * (2 key + head)]`: `[n, h, w, heads * head]`.
+    fn attended(qkv: FloatTensor<Self>, a: AttendArgs) -> FloatTensor<Self>;
+    fn attended_dqkv(
+        d: FloatTensor<Self>,
+        qkv: FloatTensor<Self>,
+        a: AttendArgs,
+    ) -> FloatTensor<Self>;
+}
+
+/// Whether the kernels take this tensor: float32 on the CPU backend.
+pub fn available<const D: usize>(x: &Tensor<D>) -> bool {
+    x.dtype() == DType::F32 && super::kernels_enabled()
+}

@@ -1,0 +1,312 @@
+//! The CPU kernels behind `Kernels` on the Flex backend.
+
+use super::NORM_EPS;
+use super::cpu::conv::{
+    ConvShape, Epilogue, column_sums, conv_backward_data, conv_backward_weight, conv_forward,
+};
+use super::cpu::isa::Isa;
+use super::cpu::norm::{self, Affine};
+use super::cpu::{attention, lanes, pool, shape};
+use super::extension::{
+    AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Statistics,
+};
+use burn::backend::TensorMetadata;
+use burn::backend::flex::{Flex, FlexTensor};
+use burn::tensor::{Shape, TensorData};
+
+type T = FlexTensor;
+
+/// The elements of a contiguous float32 tensor.
+fn values(t: &T) -> &[f32] {
+    t.as_slice::<f32>()
+        .expect("made contiguous by `dense`, float32 by `available`")
+}
+
+/// Views that other operations made are copied; what the kernels make is dense already.
+fn dense(t: T) -> T {
+    if t.as_slice::<f32>().is_some() {
+        t
+    } else {
+        t.to_contiguous()
+    }
+}
+
+/// Whether the tensor is its whole buffer and nobody else holds it, so that it may be written into.
+fn is_own(t: &T) -> bool {
+    t.is_unique()
+        && t.is_contiguous()
+        && t.layout().start_offset() == 0
+        && t.bytes().len() == t.layout().num_elements() * 4
+}
+
+fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> T {
+    FlexTensor::from_data(TensorData::new(values, shape.into()))
+}
+
+/// A buffer that a kernel fills.
+fn buffer(len: usize) -> Vec<f32> {
+    vec![0.0; len]
+}
+
+fn dims4(t: &T) -> [usize; 4] {
+    let s = t.shape();
+    [s[0], s[1], s[2], s[3]]
+}
+
+fn grid(t: &T) -> pool::Grid {
+    let [images, rows, cols, channels] = dims4(t);
+    pool::Grid {
+        images,
+        rows,
+        cols,
+        channels,
+    }
+}
+
+fn conv_shape(x: &T, w: &T, a: ConvArgs) -> ConvShape {
+    let ([n, h, wd, ci], [k, _, per_group, co]) = (dims4(x), dims4(w));
+    assert_eq!(
+        ci,
+        per_group * a.groups,
+        "channels of x {:?} and w {:?}",
+        x.shape(),
+        w.shape()
+    );
+    ConvShape {
+        n,
+        h,
+        w: wd,
+        ci,
+        co,
+        k,
+        stride: a.stride,
+        groups: a.groups,
+    }
+}
+
+fn convolve(x: T, w: T, a: ConvArgs, epilogue: Epilogue) -> T {
+    let (x, w) = (dense(x), dense(w));
+    let s = conv_shape(&x, &w, a);
+    let mut y = buffer(s.y_len());
+    conv_forward(Isa::best(), &s, values(&x), values(&w), &mut y, epilogue);
+    tensor(y, [s.n, s.out_h(), s.out_w(), s.co])
+}
+
+fn concat<const N: usize>(parts: [T; N]) -> T {
+    let parts = parts.map(dense);
+    let [n, h, w, _] = dims4(&parts[0]);
+    let parts = parts.each_ref().map(|p| (values(p), p.shape()[3]));
+    let total = parts.iter().map(|p| p.1).sum::<usize>();
+    let mut out = buffer(n * h * w * total);
+    shape::concat(&parts, &mut out);
+    tensor(out, [n, h, w, total])
+}
+
+fn attention_shape(qkv: &T, a: &AttendArgs) -> attention::Shape {
+    let [images, h, w, _] = dims4(qkv);
+    attention::Shape {
+        images,
+        positions: h * w,
+        heads: a.heads,
+        key: a.key,
+        head: a.head,
+    }
+}
+
+impl Kernels for Flex {
+    fn conv(x: T, w: T, a: ConvArgs) -> T {
+        convolve(x, w, a, Epilogue::None)
+    }
+    fn conv_folded(x: T, w: T, a: ConvArgs, f: Folded) -> T {
+        convolve(
+            x,
+            w,
+            a,
+            Epilogue::ScaleShift {
+                scale: &f.scale,
+                shift: &f.shift,
+                silu: f.silu,
+            },
+        )
+    }
+    fn conv_dx(dy: T, w: T, like: T, a: ConvArgs) -> T {
+        let (dy, w) = (dense(dy), dense(w));
+        let s = conv_shape(&like, &w, a);
+        let mut dx = buffer(s.x_len());
+        conv_backward_data(Isa::best(), &s, values(&dy), values(&w), &mut dx, false);
+        tensor(dx, like.shape())
+    }
+    fn conv_dw(dy: T, x: T, like: T, a: ConvArgs) -> T {
+        let (dy, x) = (dense(dy), dense(x));
+        let s = conv_shape(&x, &like, a);
+        let mut dw = buffer(s.w_len());
+        let lanes = lanes::cut(s.n, a.lanes);
+        conv_backward_weight(Isa::best(), &s, values(&x), values(&dy), &lanes, &mut dw);
+        tensor(dw, like.shape())
+    }
+    fn bias(y: T, b: T, _lanes: usize) -> T {
+        let (mut y, b) = (dense(y), dense(b));
+        let add = |y: &mut [f32]| {
+            for row in y.chunks_exact_mut(values(&b).len()) {
+                row.iter_mut().zip(values(&b)).for_each(|(y, b)| *y += b);
+            }
+        };
+        if is_own(&y) {
+            add(y.storage_mut());
+            return y;
+        }
+        let mut z = values(&y).to_vec();
+        add(&mut z);
+        tensor(z, y.shape())
+    }
+    fn bias_db(dy: T, lane_count: usize) -> T {
+        let dy = dense(dy);
+        let [n, _, _, c] = dims4(&dy);
+        let mut db = buffer(c);
+        column_sums(
+            Isa::best(),
+            values(&dy),
+            n,
+            &lanes::cut(n, lane_count),
+            &mut db,
+        );
+        tensor(db, [c])
+    }
+    fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
+        let (y, gamma, beta) = (dense(y), dense(gamma), dense(beta));
+        let [n, h, w, c] = dims4(&y);
+        let isa = Isa::best();
+        let (affine, moments) = match &a.statistics {
+            Statistics::Fixed(s) => (
+                Affine::fixed(&s.0, &s.1, values(&gamma), values(&beta), NORM_EPS),
+                None,
+            ),
+            Statistics::Batch => {
+                let parts = norm::moments(isa, values(&y), h * w, c, &lanes::cut(n, a.lanes));
+                let all = norm::tree(parts, norm::Moments::merge)
+                    .unwrap_or_else(|| norm::Moments::empty(c));
+                (
+                    Affine::of_batch(&all, values(&gamma), values(&beta), NORM_EPS),
+                    Some(all),
+                )
+            }
+        };
+        let mut z = buffer(n * h * w * c);
+        norm::normalise(isa, values(&y), &affine, a.act, &mut z);
+        a.record.set(Normalised { affine, moments });
+        tensor(z, y.shape())
+    }
+    fn norm_act_grad(da: T, y: T, a: NormArgs) -> (T, T, T) {
+        let (mut da, y) = (dense(da), dense(y));
+        let [n, h, w, c] = dims4(&y);
+        let isa = Isa::best();
+        let Normalised { affine, moments } = a.record.left();
+        let lanes = lanes::cut(n, a.lanes);
+        let (mut dz, parts) = if is_own(&da) {
+            let dz = da.storage_mut();
+            let parts =
+                norm::gradient_sums_in_place(isa, values(&y), dz, h * w, affine, a.act, &lanes);
+            (da, parts)
+        } else {
+            let mut dz = buffer(n * h * w * c);
+            let (y, da) = (values(&y), values(&da));
+            let parts = norm::gradient_sums(isa, y, da, h * w, affine, a.act, &lanes, &mut dz);
+            (tensor(dz, [n, h, w, c]), parts)
+        };
+        let sums = norm::tree(parts, norm::GradientSums::merge)
+            .unwrap_or_else(|| norm::GradientSums::empty(c));
+        let g = sums.finish(affine, moments.as_ref().map(|m| m.count));
+        norm::input_gradient(isa, values(&y), dz.storage_mut(), affine, &g);
+        (dz, tensor(g.gamma, [c]), tensor(g.beta, [c]))
+    }
+    fn pool5(x: T, winners: Record<pool::Winners>) -> T {
+        let x = dense(x);
+        let g = grid(&x);
+        let mut y = buffer(g.len());
+        winners.set(pool::max_pool5(Isa::best(), values(&x), g, &mut y));
+        tensor(y, x.shape())
+    }
+    fn pool5_dx(dy: T, winners: Record<pool::Winners>) -> T {
+        let dy = dense(dy);
+        let g = grid(&dy);
+        let mut dx = buffer(g.len());
+        pool::max_pool5_gradient(Isa::best(), winners.left(), values(&dy), g, &mut dx);
+        tensor(dx, dy.shape())
+    }
+    fn up2(x: T) -> T {
+        let x = dense(x);
+        let [n, h, w, c] = dims4(&x);
+        let mut y = buffer(4 * n * h * w * c);
+        shape::upsample2(values(&x), w, c, &mut y);
+        tensor(y, [n, 2 * h, 2 * w, c])
+    }
+    fn up2_dx(dy: T) -> T {
+        let dy = dense(dy);
+        let [n, h, w, c] = dims4(&dy);
+        let mut dx = buffer(n * h * w * c / 4);
+        shape::upsample2_gradient(values(&dy), w / 2, c, &mut dx);
+        tensor(dx, [n, h / 2, w / 2, c])
+    }
+    fn cat2(a: T, b: T) -> T {
+        concat([a, b])
+    }
+    fn cat3(a: T, b: T, c: T) -> T {
+        concat([a, b, c])
+    }
+    fn cat4(a: T, b: T, c: T, d: T) -> T {
+        concat([a, b, c, d])
+    }
+    fn part(x: T, start: usize, len: usize) -> T {
+        let x = dense(x);
+        let [n, h, w, c] = dims4(&x);
+        let mut y = buffer(n * h * w * len);
+        shape::slice_channels(values(&x), c, start, len, &mut y);
+        tensor(y, [n, h, w, len])
+    }
+    fn add_to_part(total: T, g: T, start: usize) -> T {
+        let (mut total, g) = (dense(total), dense(g));
+        let (c, len) = (total.shape()[3], g.shape()[3]);
+        if is_own(&total) {
+            shape::add_to_channels(total.storage_mut(), c, start, len, values(&g));
+            return total;
+        }
+        let mut sum = values(&total).to_vec();
+        shape::add_to_channels(&mut sum, c, start, len, values(&g));
+        tensor(sum, total.shape())
+    }
+    fn sum(a: T, b: T) -> T {
+        let (a, b) = (dense(a), dense(b));
+        let mut y = buffer(values(&a).len());
+        shape::add(values(&a), values(&b), &mut y);
+        tensor(y, a.shape())
+    }
+    fn attended(qkv: T, a: AttendArgs) -> T {
+        let qkv = dense(qkv);
+        let s = attention_shape(&qkv, &a);
+        let [n, h, w, _] = dims4(&qkv);
+        let (mut out, mut own) = (buffer(n * h * w * s.width()), buffer(n * h * w * s.width()));
+        a.record.set(attention::attend(
+            Isa::best(),
+            values(&qkv),
+            s,
+            &mut out,
+            &mut own,
+        ));
+        tensor(out, [n, h, w, s.width()])
+    }
+    fn attended_dqkv(d: T, qkv: T, a: AttendArgs) -> T {
+        let (d, qkv) = (dense(d), dense(qkv));
+        let s = attention_shape(&qkv, &a);
+        let mut dqkv = buffer(values(&qkv).len());
+        attention::attend_gradient(
+            Isa::best(),
+            values(&qkv),
+            a.record.left(),
+            values(&d),
+            None,
+            s,
+            &mut dqkv,
+        );
+        tensor(dqkv, qkv.shape())
+    }
+}

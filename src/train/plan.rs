@@ -1,0 +1,227 @@
+//! The resolved plan of a run: what `auto` and the reference batch mean for this data and these options.
+
+use super::engine::StepSize;
+use super::optim::Algorithm;
+use super::schedule::Schedule;
+use crate::config::{LrScaling, Optimizer, Settings};
+use crate::data::sampler::mosaic_off_from;
+
+/// `auto` takes AdamW up to this many optimizer steps.
+const SHORT_RUN: usize = 10_000;
+
+/// Optimizer, schedule and step size of a run, with the reasons.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub algorithm: Algorithm,
+    pub schedule: Schedule,
+    pub size: StepSize,
+    /// First epoch without mosaic.
+    pub mosaic_off_from: usize,
+    /// Lines to print before step 0.
+    pub lines: Vec<String>,
+}
+
+/// Resolves a plan for `images` training images in `batches` micro-batches an epoch and `classes` classes.
+#[must_use]
+pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> Plan {
+    let mut lines = vec![];
+    let accumulate = s
+        .accumulate
+        .unwrap_or_else(|| ((s.nbs as f64 / s.batch as f64).round() as usize).max(1));
+    let size = StepSize {
+        reference: s.nbs,
+        full: s.batch * accumulate,
+    };
+    let (algorithm, lr0, momentum, bias) = optimizer(s, images, classes, &mut lines);
+    let k = match s.lr_scaling {
+        LrScaling::Auto => algorithm.scaling_exponent(),
+        LrScaling::Linear => 1.0,
+        LrScaling::Sqrt => 0.5,
+        LrScaling::None => 0.0,
+    };
+    let ratio = (size.full as f64 / size.reference as f64).powf(k);
+    let half = s.epochs as f64 / 2.0;
+    let warmup_epochs = s.warmup_epochs.min(half);
+    if warmup_epochs < s.warmup_epochs {
+        lines.push(format!(
+            "warm-up: {} epochs instead of {}, half of a run of {}",
+            warmup_epochs, s.warmup_epochs, s.epochs
+        ));
+    }
+    let schedule = Schedule {
+        epochs: s.epochs,
+        batches,
+        lr: lr0 * ratio,
+        lrf: s.lrf,
+        cosine: s.cos_lr,
+        momentum,
+        warmup: (warmup_epochs * batches as f64).round() as usize,
+        warmup_momentum: s.warmup_momentum.min(momentum),
+        warmup_bias_lr: bias * ratio,
+        accumulate,
+    };
+    lines.push(format!(
+        "batch {} x accumulate {accumulate} = {} images a step (reference {}), {images} images = {batches} batches an epoch",
+        s.batch, size.full, size.reference
+    ));
+    let scaled = if (ratio - 1.0).abs() > 1e-12 {
+        format!(
+            " x ({} / {})^{k} = {:.6}",
+            size.full, size.reference, schedule.lr
+        )
+    } else {
+        String::new()
+    };
+    lines.push(format!(
+        "learning rate {lr0}{scaled}, {} to x{} over {} epochs; momentum {momentum}; weight decay {}; clipping at norm {}",
+        if s.cos_lr { "cosine" } else { "linear" },
+        s.lrf,
+        s.epochs,
+        s.weight_decay,
+        super::optim::MAX_NORM
+    ));
+    lines.push(format!(
+        "warm-up {} batches: rate from 0 (biases {:.6}), momentum from {}, accumulate from 1",
+        schedule.warmup, schedule.warmup_bias_lr, schedule.warmup_momentum
+    ));
+    let (off, note) = mosaic_off_from(s.epochs, s.close_mosaic);
+    lines.extend(note);
+    Plan {
+        algorithm,
+        schedule,
+        size,
+        mosaic_off_from: off,
+        lines,
+    }
+}
+
+/// Algorithm, rate, momentum and first bias rate. A value that the user gave is never changed.
+fn optimizer(
+    s: &Settings,
+    images: usize,
+    classes: usize,
+    lines: &mut Vec<String>,
+) -> (Algorithm, f64, f64, f64) {
+    let given = |name: &str, value: f64, auto: f64| if s.is_given(name) { value } else { auto };
+    match s.optimizer {
+        Optimizer::Sgd => {
+            lines.push("optimizer SGD (Nesterov)".into());
+            (Algorithm::Sgd, s.lr0, s.momentum, s.warmup_bias_lr)
+        }
+        Optimizer::AdamW => {
+            lines.push("optimizer AdamW".into());
+            (Algorithm::AdamW, s.lr0, s.momentum, s.warmup_bias_lr)
+        }
+        Optimizer::Auto => {
+            let steps = images.div_ceil(s.batch.max(s.nbs)) * s.epochs;
+            let (algorithm, lr) = if steps > SHORT_RUN {
+                lines.push(format!(
+                    "optimizer auto: {steps} steps are more than {SHORT_RUN}, so SGD (Nesterov) at 0.01; MuSGD is not there yet"
+                ));
+                (Algorithm::Sgd, 0.01)
+            } else {
+                let lr = (0.002 * 5.0 / (4 + classes) as f64 * 1e6).round() / 1e6;
+                lines.push(format!(
+                    "optimizer auto: {steps} steps are at most {SHORT_RUN}, so AdamW at {lr} = 0.01 / (4 + {classes} classes)"
+                ));
+                (Algorithm::AdamW, lr)
+            };
+            let kept: Vec<_> = ["lr0", "momentum", "warmup-bias-lr"]
+                .into_iter()
+                .filter(|n| s.is_given(n))
+                .collect();
+            if !kept.is_empty() {
+                lines.push(format!("given, so auto leaves it: {}", kept.join(", ")));
+            }
+            (
+                algorithm,
+                given("lr0", s.lr0, lr),
+                given("momentum", s.momentum, 0.9),
+                given("warmup-bias-lr", s.warmup_bias_lr, 0.0),
+            )
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(options: &[(&str, &str)]) -> Settings {
+        let mut s = Settings::default();
+        for (name, value) in options {
+            s.set(name, value).unwrap();
+        }
+        s
+    }
+
+    #[test]
+    fn auto_takes_adamw_for_short_runs_and_sgd_for_long_ones_and_says_so() {
+        let p = resolve(&settings(&[]), 4, 1, 80);
+        assert_eq!((p.algorithm, p.schedule.lr), (Algorithm::AdamW, 0.000_119));
+        assert_eq!((p.schedule.momentum, p.schedule.warmup_bias_lr), (0.9, 0.0));
+        let p = resolve(&settings(&[]), 118_287, 7393, 80);
+        assert_eq!((p.algorithm, p.schedule.lr), (Algorithm::Sgd, 0.01));
+        assert!(p.lines.iter().any(|l| l.contains("MuSGD is not there yet")));
+    }
+
+    #[test]
+    fn auto_never_overrides_a_given_value() {
+        let p = resolve(
+            &settings(&[
+                ("lr0", "0.01"),
+                ("momentum", "0.937"),
+                ("warmup-bias-lr", "0.1"),
+            ]),
+            100,
+            7,
+            3,
+        );
+        assert_eq!(
+            (
+                p.schedule.lr,
+                p.schedule.momentum,
+                p.schedule.warmup_bias_lr
+            ),
+            (0.01, 0.937, 0.1)
+        );
+        assert!(
+            p.lines
+                .iter()
+                .any(|l| l.contains("lr0, momentum, warmup-bias-lr"))
+        );
+    }
+
+    #[test]
+    fn the_rate_scales_with_the_images_of_a_step() {
+        let lr = |o: &[(&str, &str)]| resolve(&settings(o), 1000, 10, 3).schedule.lr;
+        let sgd = ("optimizer", "SGD");
+        assert!((lr(&[sgd, ("batch", "256")]) - 0.04).abs() < 1e-12);
+        assert!((lr(&[("optimizer", "AdamW"), ("batch", "256")]) - 0.02).abs() < 1e-12);
+        assert!((lr(&[sgd, ("batch", "256"), ("lr-scaling", "none")]) - 0.01).abs() < 1e-12);
+        assert!((lr(&[sgd, ("batch", "256"), ("lr-scaling", "sqrt")]) - 0.02).abs() < 1e-12);
+        assert!((lr(&[sgd, ("batch", "16"), ("accumulate", "8")]) - 0.02).abs() < 1e-12);
+    }
+
+    #[test]
+    fn accumulation_reaches_the_reference_batch_unless_given() {
+        let p = |o: &[(&str, &str)]| resolve(&settings(o), 1000, 10, 3);
+        assert_eq!(p(&[("batch", "16")]).schedule.accumulate, 4);
+        assert_eq!(p(&[("batch", "100")]).schedule.accumulate, 1);
+        assert_eq!(
+            p(&[("batch", "16"), ("accumulate", "1")]).size,
+            StepSize {
+                reference: 64,
+                full: 16
+            }
+        );
+    }
+
+    #[test]
+    fn warm_up_is_at_most_half_the_run_and_says_so() {
+        let p = resolve(&settings(&[("epochs", "4")]), 1000, 10, 3);
+        assert_eq!(p.schedule.warmup, 20);
+        assert!(p.lines.iter().any(|l| l.contains("2 epochs instead of 3")));
+        assert_eq!(resolve(&settings(&[]), 1000, 10, 3).schedule.warmup, 30);
+    }
+}

@@ -1,0 +1,191 @@
+//! What training and stand-alone validation share: data, threads, choice of detections, tables.
+
+use super::error::TrainError;
+use crate::config::Settings;
+use crate::config::dataset::{DatasetYaml, SplitName};
+use crate::data::augment::AugmentConfig;
+use crate::data::loader::LoaderConfig;
+use crate::data::{DataReport, IndexOptions, Split, load_split, prepare};
+use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
+use crate::loss::Gains;
+use crate::report::Console;
+use crate::report::files::write_atomic;
+use crate::report::run_dir::create_run_dir;
+use std::path::{Path, PathBuf};
+
+/// Processor cores that this process may use.
+#[must_use]
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Gains of the loss's components.
+#[must_use]
+pub fn gains(s: &Settings) -> Gains {
+    Gains {
+        boxes: s.box_gain,
+        classes: s.cls_gain,
+        distances: s.dfl_gain,
+    }
+}
+
+/// How validation chooses detections.
+#[must_use]
+pub fn choice(s: &Settings) -> Choice {
+    let suppress = SuppressConfig {
+        conf: s.conf.unwrap_or(0.001) as f32,
+        iou: s.iou as f32,
+        max_det: s.max_det,
+        ..SuppressConfig::default()
+    };
+    Choice {
+        suppress,
+        end_to_end: s.end2end,
+    }
+}
+
+/// Loader of these options; `mosaic_off_from` is the first epoch without mosaic.
+#[must_use]
+pub fn loader_config(s: &Settings, mosaic_off_from: usize) -> LoaderConfig {
+    LoaderConfig {
+        imgsz: s.imgsz,
+        batch: s.batch,
+        seed: s.seed,
+        drop_last: s.drop_last,
+        augment: AugmentConfig {
+            hsv_h: s.hsv_h,
+            hsv_s: s.hsv_s,
+            hsv_v: s.hsv_v,
+            degrees: s.degrees,
+            translate: s.translate,
+            scale: (s.scale.min, s.scale.max),
+            shear: s.shear,
+            perspective: s.perspective,
+            flipud: s.flipud,
+            fliplr: s.fliplr,
+            mosaic: s.mosaic,
+            mixup: s.mixup,
+            cutmix: s.cutmix,
+        },
+        mosaic_off_from,
+        multi_scale: s.multi_scale,
+        rect: s.rect,
+        workers: s.workers_or_default(cores()),
+        ..LoaderConfig::default()
+    }
+}
+
+/// A data set that is being read, with what was found in it.
+pub struct Data {
+    yaml: DatasetYaml,
+    options: IndexOptions,
+    project: PathBuf,
+    run_name: String,
+    pub report: DataReport,
+}
+
+impl Data {
+    /// Finds the dataset file of `--data`; draws the generated set if it is that and missing.
+    ///
+    /// # Errors
+    /// [`TrainError::Dataset`], [`TrainError::Data`].
+    pub fn open(s: &Settings, default_name: &str, console: &Console) -> Result<Self, TrainError> {
+        let yaml = DatasetYaml::load(&s.data)?;
+        for w in &yaml.warnings {
+            console.warn(w);
+        }
+        let mut bar = None;
+        prepare(&yaml, &mut |done, total| {
+            let bar = bar.get_or_insert_with(|| {
+                console.bar(&format!("drawing {}", yaml.root.display()), total)
+            });
+            bar.tick(done, &[], "");
+        })?;
+        if let Some(bar) = bar {
+            bar.finish();
+        }
+        let options = IndexOptions {
+            skip_bad: s.skip_bad,
+            single_cls: s.single_cls,
+            classes: s.classes.clone(),
+            fraction: s.fraction,
+            threads: s.threads,
+        };
+        Ok(Self {
+            report: DataReport::new(s.data.clone()),
+            yaml,
+            options,
+            project: s.project.clone().into(),
+            run_name: s.name.clone().unwrap_or_else(|| default_name.into()),
+        })
+    }
+
+    /// Creates the run's folder and writes the report into it.
+    ///
+    /// # Errors
+    /// [`TrainError::RunDir`], [`TrainError::Write`].
+    pub fn create_folder(&self) -> Result<PathBuf, TrainError> {
+        let folder = create_run_dir(&self.project, &self.run_name)?;
+        write(
+            &folder.join("data-report.json"),
+            self.report.to_json().as_bytes(),
+        )?;
+        Ok(folder)
+    }
+
+    /// Reads a split and says what is in it. `names` are the classes where the dataset file has none.
+    ///
+    /// # Errors
+    /// [`TrainError::Data`] with every malformed row.
+    pub fn split(
+        &mut self,
+        which: SplitName,
+        names: Option<&[String]>,
+        console: &Console,
+    ) -> Result<Split, TrainError> {
+        self.yaml.class_order = names.map(<[String]>::to_vec);
+        let (split, report) = match load_split(&self.yaml, which, &self.options) {
+            Ok(read) => read,
+            Err(e) => {
+                if let Some(found) = e.report() {
+                    // the message shows the first cases; all of them go into a file
+                    self.report.push(found.clone());
+                    let folder = self.create_folder()?;
+                    console.note(format!(
+                        "all that was found: {}",
+                        folder.join("data-report.json").display()
+                    ));
+                }
+                return Err(e.into());
+            }
+        };
+        for line in report.lines() {
+            console.note(line);
+        }
+        if which != SplitName::Train {
+            for remark in coco_api_remarks(&split) {
+                console.warn(remark);
+            }
+        }
+        self.report.push(report);
+        Ok(split)
+    }
+}
+
+/// Writes a file of the run.
+///
+/// # Errors
+/// [`TrainError::Write`] with the path.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), TrainError> {
+    write_atomic(path, bytes).map_err(|source| TrainError::Write {
+        path: path.into(),
+        source,
+    })
+}
+
+/// Prints the table per class and the twelve COCO figures.
+pub fn print_metrics(console: &Console, m: &Metrics) {
+    let (all, rows) = m.rows();
+    console.class_results(&all, &rows);
+    console.coco_results(&m.coco);
+}

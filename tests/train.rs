@@ -1,0 +1,444 @@
+//! Training runs of the binary on a small data set made here.
+
+use assert_cmd::Command;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// Twelve drawn images with one or two coloured squares each, as COCO JSON with gaps in its ids.
+fn data_set(folder: &Path) {
+    fs::create_dir_all(folder.join("images")).unwrap();
+    for (split, from, to) in [("train", 0u64, 8u64), ("val", 8, 12)] {
+        let (mut images, mut annotations) = (vec![], vec![]);
+        for i in from..to {
+            let (w, h) = (96u32, 72u32);
+            let mut image = image::RgbImage::from_fn(w, h, |x, y| {
+                image::Rgb([(x * 2) as u8, (y * 3) as u8, (i * 20) as u8])
+            });
+            for k in 0..=(i % 2) {
+                let (x, y, side) = (
+                    8 + (i * 7 + k * 30) % 50,
+                    6 + (i * 11) % 30,
+                    16 + (i + k) % 12,
+                );
+                for dy in 0..side {
+                    for dx in 0..side {
+                        let colour = if k == 0 { [250, 30, 30] } else { [30, 250, 60] };
+                        image.put_pixel((x + dx) as u32, (y + dy) as u32, image::Rgb(colour));
+                    }
+                }
+                annotations.push(serde_json::json!({
+                    "id": 100 + i * 2 + k, "image_id": 1000 + i * 3, "category_id": if k == 0 { 7 } else { 42 },
+                    "bbox": [x, y, side, side], "area": side * side, "iscrowd": 0,
+                }));
+            }
+            let name = format!("{i:03}.png");
+            image.save(folder.join("images").join(&name)).unwrap();
+            images.push(
+                serde_json::json!({"id": 1000 + i * 3, "file_name": name, "width": w, "height": h}),
+            );
+        }
+        let json = serde_json::json!({
+            "images": images, "annotations": annotations,
+            "categories": [{"id": 7, "name": "red"}, {"id": 42, "name": "green"}],
+        });
+        fs::write(folder.join(format!("{split}.json")), json.to_string()).unwrap();
+    }
+    fs::write(
+        folder.join("data.yaml"),
+        "path: .\ntrain: train.json\nval: val.json\n",
+    )
+    .unwrap();
+}
+
+fn workplace() -> TempDir {
+    let t = tempfile::tempdir().unwrap();
+    data_set(t.path());
+    t
+}
+
+fn yolo_train(folder: &Path) -> Command {
+    let mut c = Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"));
+    c.current_dir(folder);
+    c
+}
+
+const SMALL: [&str; 12] = [
+    "--data",
+    "data.yaml",
+    "--imgsz",
+    "64",
+    "--batch",
+    "4",
+    "--epochs",
+    "2",
+    "--workers",
+    "1",
+    "--threads",
+    "1",
+];
+
+fn trained(folder: &Path, more: &[&str]) -> (String, String) {
+    let out = yolo_train(folder)
+        .args(SMALL)
+        .args(more)
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    (
+        String::from_utf8(out.stdout).unwrap(),
+        String::from_utf8(out.stderr).unwrap(),
+    )
+}
+
+fn read(folder: &Path, name: &str) -> Vec<u8> {
+    fs::read(folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+#[test]
+fn a_run_leaves_everything_and_an_equal_run_leaves_equal_files() {
+    let t = workplace();
+    let (stdout, stderr) = trained(t.path(), &["--seed", "3"]);
+    assert!(
+        stdout.contains("red") && stdout.contains("green") && stdout.contains("AP50"),
+        "{stdout}"
+    );
+    assert!(
+        stderr.contains("optimizer auto") && stderr.contains("epoch 2/2"),
+        "{stderr}"
+    );
+    let first = t.path().join("runs/detect/train");
+    for name in [
+        "args.yaml",
+        "results.csv",
+        "predictions.json",
+        "data-report.json",
+        "weights/best.safetensors",
+        "weights/last.safetensors",
+    ] {
+        assert!(!read(&first, name).is_empty(), "{name}");
+    }
+    let csv = String::from_utf8(read(&first, "results.csv")).unwrap();
+    let header = csv.lines().next().unwrap();
+    assert!(header.starts_with(
+        "epoch,time,train/box_loss,train/cls_loss,train/l1_loss,metrics/precision(B),metrics/recall(B),metrics/mAP50(B),\
+         metrics/mAP50-95(B),val/box_loss,val/cls_loss,val/l1_loss,lr/pg0,lr/pg1,lr/pg2"
+    ), "{header}");
+    assert_eq!(csv.lines().count(), 3);
+    let predictions: Value = serde_json::from_slice(&read(&first, "predictions.json")).unwrap();
+    for p in predictions.as_array().unwrap() {
+        assert!(
+            [7, 42].contains(&p["category_id"].as_u64().unwrap()),
+            "original category ids"
+        );
+        assert_eq!(
+            (p["image_id"].as_u64().unwrap() - 1000) % 3,
+            0,
+            "original image ids"
+        );
+    }
+
+    // again from the run's own args.yaml: nothing is overwritten, all results are the same bytes
+    let before: Vec<_> = walk(&first);
+    yolo_train(t.path())
+        .args(["--cfg", "runs/detect/train/args.yaml"])
+        .assert()
+        .success();
+    assert_eq!(walk(&first), before, "an existing run is not touched");
+    let second = t.path().join("runs/detect/train-2");
+    for name in [
+        "weights/best.safetensors",
+        "weights/last.safetensors",
+        "predictions.json",
+    ] {
+        assert_eq!(read(&first, name), read(&second, name), "{name}");
+    }
+    let without_time = |f: &Path| {
+        let csv = String::from_utf8(read(f, "results.csv")).unwrap();
+        csv.lines()
+            .map(|l| {
+                l.split(',')
+                    .enumerate()
+                    .filter(|(i, _)| *i != 1)
+                    .map(|(_, c)| c.to_string())
+                    .collect::<Vec<_>>()
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(without_time(&first), without_time(&second));
+
+    // another seed is another run
+    trained(t.path(), &["--seed", "4"]);
+    assert_ne!(
+        read(&first, "weights/last.safetensors"),
+        read(
+            &t.path().join("runs/detect/train-3"),
+            "weights/last.safetensors"
+        )
+    );
+
+    // stand-alone validation of the saved weights says the same
+    let out = yolo_train(t.path())
+        .args([
+            "val",
+            "--weights",
+            "runs/detect/train/weights/best.safetensors",
+            "--data",
+            "data.yaml",
+            "--batch",
+            "4",
+            "--threads",
+            "1",
+        ])
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    assert_eq!(String::from_utf8(out.stdout).unwrap(), stdout);
+    assert_eq!(
+        read(&first, "predictions.json"),
+        read(&t.path().join("runs/detect/val"), "predictions.json")
+    );
+}
+
+fn walk(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut out = vec![];
+    for e in fs::read_dir(folder).unwrap() {
+        let p = e.unwrap().path();
+        if p.is_dir() {
+            out.extend(walk(&p))
+        } else {
+            out.push((p.clone(), fs::read(&p).unwrap()))
+        }
+    }
+    out.sort();
+    out
+}
+
+#[test]
+fn the_number_of_workers_does_not_change_the_weights() {
+    let t = workplace();
+    trained(
+        t.path(),
+        &[
+            "--name",
+            "a",
+            "--mixup",
+            "0.5",
+            "--cutmix",
+            "0.5",
+            "--degrees",
+            "10",
+            "--multi-scale",
+            "0.5",
+        ],
+    );
+    trained(
+        t.path(),
+        &[
+            "--name",
+            "b",
+            "--mixup",
+            "0.5",
+            "--cutmix",
+            "0.5",
+            "--degrees",
+            "10",
+            "--multi-scale",
+            "0.5",
+            "--workers",
+            "3",
+        ],
+    );
+    let weights = |n: &str| {
+        read(
+            &t.path().join("runs/detect").join(n),
+            "weights/last.safetensors",
+        )
+    };
+    assert_eq!(weights("a"), weights("b"));
+}
+
+#[test]
+fn other_networks_train_and_validate_too() {
+    let t = workplace();
+    for (model, loss) in [("yolov8n", "train/dfl_loss"), ("yolo11n", "train/dfl_loss")] {
+        trained(
+            t.path(),
+            &[
+                "--model",
+                model,
+                "--name",
+                model,
+                "--epochs",
+                "1",
+                "--optimizer",
+                "SGD",
+            ],
+        );
+        let csv = String::from_utf8(read(
+            &t.path().join("runs/detect").join(model),
+            "results.csv",
+        ))
+        .unwrap();
+        assert!(csv.contains(loss));
+    }
+    trained(
+        t.path(),
+        &[
+            "--end2end",
+            "--rect=false",
+            "--epochs",
+            "1",
+            "--name",
+            "e2e",
+        ],
+    );
+}
+
+#[test]
+fn a_rate_that_blows_up_stops_with_step_and_files() {
+    let t = workplace();
+    let out = yolo_train(t.path())
+        .args(SMALL)
+        .args([
+            "--optimizer",
+            "SGD",
+            "--lr0",
+            "10",
+            "--warmup-epochs",
+            "0",
+            "--weight-decay",
+            "1",
+            "--momentum",
+            "0.99",
+            "--epochs",
+            "60",
+            "--accumulate",
+            "1",
+            "--nbs",
+            "4",
+            "--val=false",
+        ])
+        .assert()
+        .code(1)
+        .get_output()
+        .clone();
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    let error = stderr.lines().last().unwrap();
+    assert!(
+        error.starts_with("yolo-train: error:")
+            && error.contains("not finite")
+            && error.contains(".png"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_malformed_annotation_stops_the_run_unless_it_may_be_skipped() {
+    let t = workplace();
+    let path = t.path().join("train.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    json["annotations"][0]["image_id"] = 99.into();
+    fs::write(&path, json.to_string()).unwrap();
+    let out = yolo_train(t.path())
+        .args(SMALL)
+        .assert()
+        .code(1)
+        .get_output()
+        .clone();
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert!(
+        stderr.contains("train.json") && stderr.contains("99"),
+        "{stderr}"
+    );
+    let refused = t.path().join("runs/detect/train");
+    let report: Value = serde_json::from_slice(&read(&refused, "data-report.json")).unwrap();
+    assert!(report.to_string().contains("99"), "{report}");
+    assert_eq!(walk(&refused).len(), 1, "nothing else was begun");
+    trained(t.path(), &["--skip-bad", "--epochs", "1"]);
+    let report: Value = serde_json::from_slice(&read(
+        &t.path().join("runs/detect/train-2"),
+        "data-report.json",
+    ))
+    .unwrap();
+    assert!(report.to_string().contains("99"), "{report}");
+}
+
+#[test]
+fn weights_and_data_with_other_classes_do_not_go_together() {
+    let t = workplace();
+    trained(t.path(), &["--epochs", "1"]);
+    for split in ["train", "val"] {
+        let path = t.path().join(format!("{split}.json"));
+        let text = fs::read_to_string(&path).unwrap().replace("green", "blue");
+        fs::write(path, text).unwrap();
+    }
+    let out = yolo_train(t.path())
+        .args([
+            "val",
+            "--weights",
+            "runs/detect/train/weights/best.safetensors",
+            "--data",
+            "data.yaml",
+        ])
+        .assert()
+        .code(1)
+        .get_output()
+        .clone();
+    let stderr = String::from_utf8(out.stderr).unwrap();
+    assert!(stderr.contains("green"), "{stderr}");
+}
+
+#[test]
+fn info_prints_the_published_size() {
+    let out = Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"))
+        .args(["info", "--model", "yolo26s"])
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    let stdout = String::from_utf8(out.stdout).unwrap();
+    assert!(
+        stdout.contains("10009784 parameters") && stdout.contains("22.8 GFLOPs"),
+        "{stdout}"
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_ends_with_130_and_keeps_whole_files() {
+    let t = workplace();
+    let child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"))
+        .current_dir(t.path())
+        .args(SMALL)
+        .args(["--epochs", "1000"])
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let csv = t.path().join("runs/detect/train/results.csv");
+    while !csv.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut child = child;
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let last = read(
+        &t.path().join("runs/detect/train"),
+        "weights/last.safetensors",
+    );
+    assert!(safetensors::SafeTensors::deserialize(&last).is_ok());
+    for (path, _) in walk(&t.path().join("runs")) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        assert!(!name.contains("tmp"), "{name} is left over");
+    }
+}
