@@ -1,12 +1,13 @@
-//! Times a training step on the CPU: `cargo run --release --example step -- MODEL SIZE BATCH STEPS`.
+//! Times training steps on the CPU: `cargo run --release --example step -- MODEL SIZE BATCH STEPS`.
 
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::Device;
 use std::time::Instant;
 use yolo_train::config::model::ModelSpec;
-use yolo_train::loss::{
-    Anchors, Criterion, Gains, GroundTruth, ONE_TO_MANY, ONE_TO_ONE, head_loss,
-};
-use yolo_train::model::{Heads, Network, Tensors, init};
+use yolo_train::loss::{Gains, GroundTruth, MicroBatch};
+use yolo_train::model::{Network, init};
+use yolo_train::train::engine::{Engine, StepSize};
+use yolo_train::train::optim::{Algorithm, Optimizer};
+use yolo_train::train::schedule::Rates;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
@@ -15,9 +16,15 @@ fn main() {
     let (size, batch, steps) = (get(2, 320), get(3, 4), get(4, 5));
     let network = Network::new(ModelSpec::resolve(model).expect("model"), 80);
     let state = init::init(&network, 0);
-    let device = Device::flex().autodiff();
-    let pixels: Vec<f32> = (0..batch * size * size * 3)
-        .map(|i| init::uniform(1, i as u64) as f32)
+    let gains = Gains {
+        boxes: 7.5,
+        classes: 0.5,
+        distances: 1.5,
+    };
+    let optimizer = Optimizer::new(Algorithm::Sgd, 5e-4, network.layout.param_len);
+    let mut engine = Engine::new(network, state, optimizer, gains, &Device::flex());
+    let pixels: Vec<u8> = (0..batch * size * size * 3)
+        .map(|i| (init::uniform(1, i as u64) * 255.0) as u8)
         .collect();
     let truths = vec![
         vec![
@@ -29,53 +36,47 @@ fn main() {
         ];
         batch
     ];
-    let anchors = Anchors::new(size, size, &network.strides);
-    let gains = Gains {
-        boxes: 7.5,
-        classes: 0.5,
-        distances: 1.5,
+    let b = MicroBatch {
+        pixels: &pixels,
+        height: size,
+        width: size,
+        truths,
     };
-    let mut flat = vec![0.0; network.layout.param_len];
-    for step in 0..steps {
-        let start = Instant::now();
-        let t = Tensors::new(&network.layout, &state.params, &device, DType::F32);
-        let x = Tensor::<4>::from_data(
-            TensorData::new(pixels.clone(), [batch, size, size, 3]),
-            &device,
-        );
-        let out = network.forward(
-            &t,
-            x,
-            Heads {
-                many: true,
-                one: true,
-            },
-        );
-        let forward = start.elapsed();
-        let c = |topk| Criterion {
-            reg_max: network.spec.reg_max,
-            gains,
-            topk,
-        };
-        let mut loss = head_loss(
-            out.one_to_many.as_ref().expect("asked"),
-            &truths,
-            &anchors,
-            &c(ONE_TO_MANY),
-        )
-        .total;
-        if let Some(o) = &out.one_to_one {
-            loss = loss + head_loss(o, &truths, &anchors, &c(ONE_TO_ONE)).total;
+    let rates = Rates {
+        lr: 1e-4,
+        bias_lr: 1e-4,
+        momentum: 0.9,
+    };
+    let threads = std::env::var("THREADS").map_or(2, |t| t.parse().expect("a number"));
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .expect("threads");
+    pool.install(|| {
+        let mut times = vec![];
+        for _ in 0..steps {
+            let start = Instant::now();
+            engine.accumulate(&b, (0.8, 0.2)).expect("finite");
+            let micro = start.elapsed();
+            engine
+                .step(
+                    &rates,
+                    StepSize {
+                        reference: 64,
+                        full: batch,
+                    },
+                )
+                .expect("finite");
+            times.push((start.elapsed().as_secs_f64(), start.elapsed() - micro));
         }
-        let lossed = start.elapsed();
-        let mut grads = loss.backward();
-        t.accumulate_gradients(&network.layout, &mut grads, &mut flat);
-        let all = start.elapsed();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let median = times[steps / 2];
         println!(
-            "step {step}: forward {forward:.1?}, loss {:.1?}, backward {:.1?}, {:.2} images/s",
-            lossed - forward,
-            all - lossed,
-            batch as f64 / all.as_secs_f64()
+            "{model} {size} {batch}: median {:.1} ms, min {:.1}; {:.2} images/s, optimizer {:.1?}",
+            median.0 * 1e3,
+            times[0].0 * 1e3,
+            batch as f64 / median.0,
+            median.1
         );
-    }
+    });
 }

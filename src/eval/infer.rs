@@ -4,7 +4,7 @@ use crate::data::batch::Batch;
 use crate::loss::anchors::distances;
 use crate::loss::{
     Anchors, Criterion, Gains, GroundTruth, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
-    head_loss,
+    weighted_loss,
 };
 use crate::model::init::State;
 use crate::model::{Heads, Network, Tensors};
@@ -85,7 +85,7 @@ impl<'a> Inference<'a> {
             gains: self.gains,
             topk,
         };
-        let loss = ShownLoss::of(Some(&head_loss(lossy, &batch.truths, &anchors, &c)));
+        let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0).1;
         let used = if two && end_to_end {
             out.one_to_one
         } else {

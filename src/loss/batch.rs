@@ -41,6 +41,15 @@ impl ShownLoss {
         })
         .unwrap_or_default()
     }
+    /// Whether no part of it is NaN or infinite.
+    #[must_use]
+    pub fn is_finite(&self) -> bool {
+        let s = self.sums;
+        [s.boxes, s.classes, s.distances, self.score_sum]
+            .iter()
+            .all(|v| v.is_finite())
+    }
+
     /// Adds another part.
     pub fn add(&mut self, o: ShownLoss) {
         self.sums.add(o.sums);

@@ -6,6 +6,7 @@ mod batch;
 pub mod boxes;
 mod criterion;
 mod fast;
+mod weighted;
 
 pub use anchors::Anchors;
 pub use assign::{GroundTruth, Positive, TopK};
@@ -14,3 +15,4 @@ pub use criterion::{
     Components, Criterion, Gains, HeadLoss, ONE_TO_MANY, ONE_TO_ONE, head_loss, head_weights,
 };
 pub use fast::{FastLoss, RawHead, head_loss_and_gradient};
+pub use weighted::weighted_loss;

@@ -125,6 +125,18 @@ impl<B: Kernels> Backward<B, 1> for Attended {
 }
 
 #[derive(Debug)]
+struct Seed;
+impl<B: Kernels> Backward<B, 1> for Seed {
+    type State = F<B>;
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let _ = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            grads.register::<B>(n.id, ops.state);
+        }
+    }
+}
+
+#[derive(Debug)]
 struct Cat;
 impl<B: Kernels, const N: usize> Backward<B, N> for Cat {
     type State = [usize; N];
@@ -225,6 +237,16 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
         <Sum as Backward<B, 2>>::prepare::<C>(Sum, [ga, gb])
             .compute_bound()
             .stateless(B::sum(a, b))
+    }
+    fn injected(x: F<Self>, gradient: F<Self>) -> F<Self> {
+        let (x, g) = x.into_parts();
+        let gradient = gradient.into_primitive();
+        let node = <Seed as Backward<B, 1>>::prepare::<C>(Seed, [g]);
+        let y = B::injected(x, gradient.clone());
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish(gradient, y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
     }
     fn attended(qkv: F<Self>, a: AttendArgs) -> F<Self> {
         let (qkv, g) = qkv.into_parts();

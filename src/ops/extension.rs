@@ -162,6 +162,8 @@ pub trait Kernels: Backend {
     ) -> FloatTensor<Self>;
     /// `a + b` of one shape.
     fn sum(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// `[1]` zero whose backward pass registers `gradient` for `x` (which has its shape) whatever its own gradient.
+    fn injected(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
     /// Attended values of `qkv` `[n, h, w, heads * (2 key + head)]`: `[n, h, w, heads * head]`.
     fn attended(qkv: FloatTensor<Self>, a: AttendArgs) -> FloatTensor<Self>;
     fn attended_dqkv(

@@ -15,6 +15,9 @@ pub use conv::{conv, conv_bias};
 pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
 pub use shape::{add, attend, concat, max_pool5, part, split_channels, upsample2};
 
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+use extension::Kernels;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Lanes that sums over images are formed in; see `cpu::lanes`.
@@ -29,6 +32,20 @@ pub fn set_kernels(on: bool) {
 
 fn kernels_enabled() -> bool {
     KERNELS.load(Ordering::Relaxed)
+}
+
+/// Whether the kernels apply to this tensor: float32 on the CPU.
+pub fn kernels_apply<const D: usize>(x: &Tensor<D>) -> bool {
+    extension::available(x)
+}
+
+/// `[1]` zero whose backward pass gives `x` the gradient `gradient`, computed outside the graph. It must be the end of
+/// the graph, alone or as a summand.
+pub fn with_gradient<const D: usize>(x: Tensor<D>, gradient: Tensor<D>) -> Tensor<1> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::injected(
+        x.into_dispatch(),
+        gradient.into_dispatch(),
+    ))
 }
 
 /// What follows a batch norm.

@@ -1,7 +1,5 @@
 //! Exponential moving average of parameters and running statistics.
 
-use crate::model::init::State;
-
 const DECAY: f64 = 0.9999;
 /// Reference steps over which the decay rises.
 const RAMP: f64 = 2000.0;
@@ -13,19 +11,19 @@ pub fn decay(updates: f64, ratio: f64) -> f64 {
     (DECAY * (1.0 - (-updates / RAMP).exp())).powf(ratio)
 }
 
-/// `average = d average + (1 - d) state`.
-pub fn update(average: &mut State, state: &State, d: f64) {
+/// `average = d average + (1 - d) values`.
+pub fn blend(average: &mut [f32], values: &[f32], d: f64) {
     let (d, e) = (d as f32, (1.0 - d) as f32);
-    let blend =
-        |a: &mut [f32], s: &[f32]| a.iter_mut().zip(s).for_each(|(a, s)| *a = d * *a + e * s);
-    blend(&mut average.params, &state.params);
-    blend(&mut average.buffers, &state.buffers);
-    average.batches_tracked = state.batches_tracked;
+    average
+        .iter_mut()
+        .zip(values)
+        .for_each(|(a, v)| *a = d * *a + e * v);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::init::State;
 
     #[test]
     fn decay_rises_from_zero_and_two_half_steps_make_one() {
@@ -42,7 +40,8 @@ mod tests {
             batches_tracked: 7,
         };
         let mut a = s.clone();
-        update(&mut a, &s, 0.25);
+        blend(&mut a.params, &s.params, 0.25);
+        blend(&mut a.buffers, &s.buffers, 0.25);
         assert_eq!(a, s);
     }
 }

@@ -1,14 +1,15 @@
 //! Forward, backward and optimizer step of one device.
 
 use super::ema;
+use super::flat::{self, Flat, GradientScale, gradient_norm};
 use super::optim::{Optimizer, finish_gradient};
 use super::schedule::Rates;
 use crate::loss::{
-    Anchors, Criterion, Gains, HeadLoss, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, TopK,
-    head_loss,
+    Anchors, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, weighted_loss,
 };
 use crate::model::init::{NORM_MOMENTUM, State};
-use crate::model::{HeadOutput, Heads, Network, Tensors};
+use crate::model::{Heads, Network, Tensors};
+use crate::ops::cpu::isa::Isa;
 use burn::tensor::{DType, Device, Tensor};
 
 /// What the micro-batches since the last step have added up to.
@@ -106,33 +107,33 @@ impl Engine {
             one: true,
         };
         let out = self.network.forward(&tensors, batch.image(&device), heads);
-        let many = out
-            .one_to_many
-            .as_ref()
-            .map(|o| self.loss(o, batch, ONE_TO_MANY));
-        let one = out
-            .one_to_one
-            .as_ref()
-            .map(|o| self.loss(o, batch, ONE_TO_ONE));
-        let shown = ShownLoss::of(one.as_ref().or(many.as_ref()));
+        let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
+        let mut shown = ShownLoss::default();
         let mut scores = [0.0; 2];
         let mut total: Option<Tensor<1>> = None;
-        for (i, (loss, weight)) in [(many, head_weights.0), (one, head_weights.1)]
-            .into_iter()
-            .enumerate()
-        {
-            let Some(loss) = loss else { continue };
-            scores[i] = loss.score_sum;
-            let term = loss.total * weight;
+        let heads = [
+            (&out.one_to_many, ONE_TO_MANY, head_weights.0),
+            (&out.one_to_one, ONE_TO_ONE, head_weights.1),
+        ];
+        for (i, (head, topk, weight)) in heads.into_iter().enumerate() {
+            let Some(head) = head else { continue };
+            let c = Criterion {
+                reg_max: self.network.spec.reg_max,
+                gains: self.gains,
+                topk,
+            };
+            let (term, loss) = weighted_loss(head, &batch.truths, &anchors, &c, weight);
+            if !loss.is_finite() {
+                return None;
+            }
+            // the last head's is shown: the one-to-one head's where there is one
+            (shown, scores[i]) = (loss, loss.score_sum);
             total = Some(match total {
                 Some(t) => t + term,
                 None => term,
             });
         }
         let total = total.expect("a network has a head");
-        if !total.clone().inner().into_scalar::<f64>().is_finite() {
-            return None;
-        }
         let mut grads = total.backward();
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
         if !self.frozen_norms {
@@ -171,31 +172,43 @@ impl Engine {
 
     /// Ends a step: gradient, optimizer, average. `None` if the gradient is not finite: nothing was changed then.
     pub fn step(&mut self, rates: &Rates, size: StepSize) -> Option<Step> {
-        let (gradient, step) = self.take_gradient(size);
-        if !step.gradient_norm.is_finite() {
+        let (isa, layout, w) = (Isa::best(), &self.network.layout, &mut self.window);
+        let r = size.reference as f64;
+        let factor = r * w.images as f64 / size.full as f64;
+        let scale = GradientScale {
+            normalisers: w.score_sums,
+            factor,
+        };
+        let norm = gradient_norm(isa, layout, &w.gradient, scale);
+        let step = Step {
+            gradient_norm: norm,
+            images: w.images,
+        };
+        (w.score_sums, w.images, w.micro_batches) = ([0.0; 2], 0, 0);
+        if !norm.is_finite() {
+            w.gradient.fill(0.0);
             return None;
         }
-        self.optimizer.step(
-            &self.network.layout,
-            &mut self.state.params,
-            &gradient,
-            rates,
-        );
         self.images_seen += step.images as u64;
-        let r = size.reference as f64;
         let d = ema::decay(self.images_seen as f64 / r, size.full as f64 / r);
-        ema::update(&mut self.average, &self.state, d);
-        Some(step)
-    }
-
-    fn loss(&self, out: &HeadOutput, batch: &MicroBatch, topk: TopK) -> HeadLoss {
-        let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
-        let c = Criterion {
-            reg_max: self.network.spec.reg_max,
-            gains: self.gains,
-            topk,
+        let flat = Flat {
+            params: &mut self.state.params,
+            average: &mut self.average.params,
+            gradient: &mut w.gradient,
         };
-        head_loss(out, &batch.truths, &anchors, &c)
+        flat::step(
+            isa,
+            layout,
+            &mut self.optimizer,
+            flat,
+            rates,
+            scale,
+            norm,
+            d,
+        );
+        ema::blend(&mut self.average.buffers, &self.state.buffers, d);
+        self.average.batches_tracked = self.state.batches_tracked;
+        Some(step)
     }
 }
 

@@ -358,7 +358,7 @@ mod tests {
             r.norms
                 .push(finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor));
             r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
-            ema::update(&mut r.average, &r.state, 0.25);
+            ema::blend(&mut r.average.params, &r.state.params, 0.25);
         }
         r
     }
@@ -426,7 +426,7 @@ mod tests {
                 let t = std::time::Instant::now();
                 finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor);
                 r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
-                ema::update(&mut r.average, &r.state, 0.25);
+                ema::blend(&mut r.average.params, &r.state.params, 0.25);
                 plain = plain.min(t.elapsed().as_secs_f64() * 1e3);
                 let mut g = gradient(l.param_len, 1);
                 let t = std::time::Instant::now();

@@ -56,7 +56,7 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         cosine: s.cos_lr,
         momentum,
         warmup: (warmup_epochs * batches as f64).round() as usize,
-        warmup_momentum: s.warmup_momentum.min(momentum),
+        warmup_momentum: warmup_momentum(s, algorithm, momentum),
         warmup_bias_lr: bias * ratio,
         accumulate,
     };
@@ -92,6 +92,14 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         size,
         mosaic_off_from: off,
         lines,
+    }
+}
+
+/// Adam's first moment is corrected for its start, so its decay is not warmed up unless asked for (docs/adr/0003).
+fn warmup_momentum(s: &Settings, algorithm: Algorithm, momentum: f64) -> f64 {
+    match algorithm {
+        Algorithm::AdamW if !s.is_given("warmup-momentum") => momentum,
+        _ => s.warmup_momentum.min(momentum),
     }
 }
 
@@ -215,6 +223,17 @@ mod tests {
                 full: 16
             }
         );
+    }
+
+    #[test]
+    fn adam_keeps_its_momentum_in_warm_up_unless_it_is_given() {
+        let m = |o: &[(&str, &str)]| resolve(&settings(o), 1000, 10, 3).schedule.warmup_momentum;
+        assert_eq!(m(&[("optimizer", "AdamW")]), 0.937);
+        assert_eq!(
+            m(&[("optimizer", "AdamW"), ("warmup-momentum", "0.5")]),
+            0.5
+        );
+        assert_eq!(m(&[("optimizer", "SGD")]), 0.8);
     }
 
     #[test]
