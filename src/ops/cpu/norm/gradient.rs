@@ -250,42 +250,37 @@ impl SumsOf<'_> {
         debug_assert_eq!(self.table.len(), 3 * w);
         let mut total = GradientSums::empty(self.channels);
         let (mut sum, mut centred) = (Aligned::zeros(w), Aligned::zeros(w));
-        let pieces = self.y.chunks(ROWS * w).zip(self.dz.chunks_mut(ROWS * w));
-        for (i, (y, dz)) in pieces.enumerate() {
-            let da = self.da.wrapping_add(i * ROWS * w);
-            let dz = dz.as_mut_ptr();
-            let full = y.len() / w * w;
-            let mut j = 0;
-            while j < w {
-                // SAFETY: all have `full` floats here, whole rows; the sums have `w`, the table `3 w`.
-                unsafe {
-                    let (y, to) = (&y[..full], (&mut *sum, &mut *centred));
-                    let g = (da, dz);
-                    j += S::N
-                        * match (w - j) / S::N {
-                            4.. if S::REGISTERS >= 32 => {
-                                column_sums::<S, SILU, 4>(s, y, g, t, to, w, j)
-                            }
-                            2.. => column_sums::<S, SILU, 2>(s, y, g, t, to, w, j),
-                            _ => column_sums::<S, SILU, 1>(s, y, g, t, to, w, j),
+        let mut rows = self.y.chunks(w).zip(self.dz.chunks_mut(w)).enumerate();
+        while rows.len() > 0 {
+            sum.fill(0.0);
+            centred.fill(0.0);
+            for (r, (y, dz)) in rows.by_ref().take(ROWS) {
+                let n = y.len();
+                let (y, da, dz) = (y.as_ptr(), self.da.wrapping_add(r * w), dz.as_mut_ptr());
+                let mut j = 0;
+                while j < n {
+                    // SAFETY: the rows have `n <= w` floats, the sums `w`, the table `3 w`.
+                    unsafe {
+                        let left = n - j;
+                        let (y, da, dz, t) = (y.add(j), da.add(j), dz.add(j), t.add(j));
+                        let (d, g) = if left >= S::N {
+                            let (d, z) = affine_at(s, s.load(y), t, w);
+                            let g = through_act::<S, SILU>(s, z, s.load(da));
+                            s.store(dz, g);
+                            (d, g)
+                        } else {
+                            // without a gradient nothing is added behind the end
+                            let (d, z) = affine_at(s, s.load_first(y, left), t, w);
+                            let g = through_act::<S, SILU>(s, z, s.load_first(da, left));
+                            s.store_first(dz, g, left);
+                            (d, g)
                         };
-                }
-            }
-            let (y, da, dz) = (&y[full..], da.wrapping_add(full), dz.wrapping_add(full));
-            for j in (0..y.len()).step_by(S::N) {
-                // SAFETY: the rows have less than `w` floats, the sums `w`, the table `3 w`.
-                unsafe {
-                    let left = (y.len() - j).min(S::N);
-                    // without a gradient nothing is added behind the end
-                    let da = s.load_first(da.add(j), left);
-                    let y = s.load_first(y.as_ptr().add(j), left);
-                    let (d, z) = affine_at(s, y, t.add(j), w);
-                    let g = through_act::<S, SILU>(s, z, da);
-                    s.store_first(dz.add(j), g, left);
-                    let a = sum.as_mut_ptr().add(j);
-                    s.store(a, s.add(s.load(a), g));
-                    let a = centred.as_mut_ptr().add(j);
-                    s.store(a, s.fma(g, d, s.load(a)));
+                        let a = sum.as_mut_ptr().add(j);
+                        s.store(a, s.add(s.load(a), g));
+                        let a = centred.as_mut_ptr().add(j);
+                        s.store(a, s.fma(g, d, s.load(a)));
+                    }
+                    j += S::N;
                 }
             }
             fold(&sum, &mut total.dz);
@@ -293,44 +288,6 @@ impl SumsOf<'_> {
         }
         total
     }
-}
-
-/// `dz`, and its sum and that of `dz (y - centre)` over the rows, in the columns `j..j + G * N`; returns `G`.
-///
-/// # Safety
-/// `y` is whole rows of `w`, `da` and `dz` have as many floats; `t` starts `3 w` floats, the sums have `w`,
-/// `j + G * N <= w`.
-#[inline(always)]
-unsafe fn column_sums<S: Simd, const SILU: bool, const G: usize>(
-    s: S,
-    y: &[f32],
-    (da, dz): (*const f32, *mut f32),
-    t: *const f32,
-    (sum, centred): (&mut [f32], &mut [f32]),
-    w: usize,
-    j: usize,
-) -> usize {
-    // SAFETY: the caller's.
-    unsafe {
-        let t = t.add(j);
-        let (mut a, mut b) = ([s.zero(); G], [s.zero(); G]);
-        for row in 0..y.len() / w {
-            let at = row * w + j;
-            let (y, da, dz) = (y.as_ptr().add(at), da.add(at), dz.add(at));
-            for i in 0..G {
-                let (d, z) = affine_at(s, s.load(y.add(i * S::N)), t.add(i * S::N), w);
-                let g = through_act::<S, SILU>(s, z, s.load(da.add(i * S::N)));
-                s.store(dz.add(i * S::N), g);
-                a[i] = s.add(a[i], g);
-                b[i] = s.fma(g, d, b[i]);
-            }
-        }
-        for i in 0..G {
-            s.store(sum.as_mut_ptr().add(j + i * S::N), a[i]);
-            s.store(centred.as_mut_ptr().add(j + i * S::N), b[i]);
-        }
-    }
-    G
 }
 
 /// Turns `dz` into the gradient with respect to `y`.

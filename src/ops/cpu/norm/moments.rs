@@ -7,6 +7,8 @@ use crate::ops::cpu::aligned::Aligned;
 use crate::ops::cpu::isa::{Isa, Kernel};
 use crate::ops::cpu::simd::Simd;
 
+/// Rows that are added at once: a sum that was just stored is slow to load again.
+const TOGETHER: usize = 4;
 /// Pixels whose mean is the shift of a piece's sums.
 const SHIFT_PIXELS: usize = 16;
 
@@ -128,16 +130,14 @@ impl Kernel for MomentsOf<'_> {
             let pixels = piece.len() / c;
             shift_of(piece, &mut shift, c);
             let full = piece.len() / w * w;
-            let mut j = 0;
-            while j < w {
-                let at = (&piece[..full], &*shift, &mut *sum, &mut *square);
-                // two sums for each vector stay in registers
-                j += S::N
-                    * match (w - j) / S::N {
-                        8.. if S::REGISTERS >= 32 => deviations::<S, 8>(s, at, w, j),
-                        4.. => deviations::<S, 4>(s, at, w, j),
-                        _ => deviations::<S, 1>(s, at, w, j),
-                    };
+            sum.fill(0.0);
+            square.fill(0.0);
+            let mut rows = piece[..full].chunks_exact(TOGETHER * w);
+            for rows in rows.by_ref() {
+                deviations::<S, TOGETHER>(s, rows, &shift, &mut sum, &mut square);
+            }
+            for row in rows.remainder().chunks_exact(w) {
+                deviations::<S, 1>(s, row, &shift, &mut sum, &mut square);
             }
             let row = &piece[full..];
             for j in (0..row.len()).step_by(S::N) {
@@ -171,36 +171,37 @@ impl Kernel for MomentsOf<'_> {
     }
 }
 
-/// Sums of `x - shift` and of its square over the rows of `x`, in the columns `j..j + G * N`; returns `G`.
+/// Adds `x - shift` and its square to the sums, for `R` rows.
 #[inline(always)]
-fn deviations<S: Simd, const G: usize>(
+fn deviations<S: Simd, const R: usize>(
     s: S,
-    (x, shift, sum, square): (&[f32], &[f32], &mut [f32], &mut [f32]),
-    w: usize,
-    j: usize,
-) -> usize {
-    // SAFETY: `j + G * N <= w`, the length of all but `x`, which is whole rows of `w`.
-    unsafe {
-        let mut shifts = [s.zero(); G];
-        for (i, m) in shifts.iter_mut().enumerate() {
-            *m = s.load(shift.as_ptr().add(j + i * S::N));
-        }
-        let (mut a, mut b) = ([s.zero(); G], [s.zero(); G]);
-        let mut p = x.as_ptr().wrapping_add(j);
-        for _ in 0..x.len() / w {
-            for i in 0..G {
-                let d = s.sub(s.load(p.add(i * S::N)), shifts[i]);
-                a[i] = s.add(a[i], d);
-                b[i] = s.fma(d, d, b[i]);
+    rows: &[f32],
+    shift: &[f32],
+    sum: &mut [f32],
+    square: &mut [f32],
+) {
+    let w = shift.len();
+    debug_assert!(rows.len() == R * w && sum.len() == w && square.len() == w);
+    let mut j = 0;
+    while j < w {
+        // SAFETY: `j + N <= w`, the length of each row and of the others.
+        unsafe {
+            let m = s.load(shift.as_ptr().add(j));
+            let (sum, square) = (sum.as_mut_ptr().add(j), square.as_mut_ptr().add(j));
+            let (mut a, mut b) = (s.load(sum), s.load(square));
+            for r in 0..R {
+                let x = rows.as_ptr().add(r * w + j);
+                // the hardware does not follow several rows at once
+                s.prefetch(x.wrapping_add(2 * R * w));
+                let d = s.sub(s.load(x), m);
+                a = s.add(a, d);
+                b = s.fma(d, d, b);
             }
-            p = p.wrapping_add(w);
+            s.store(sum, a);
+            s.store(square, b);
         }
-        for i in 0..G {
-            s.store(sum.as_mut_ptr().add(j + i * S::N), a[i]);
-            s.store(square.as_mut_ptr().add(j + i * S::N), b[i]);
-        }
+        j += S::N;
     }
-    G
 }
 
 /// The mean of some pixels of a piece, for each channel, repeated over the row.
