@@ -10,6 +10,7 @@ use super::cpu::{attention, lanes, pool, shape};
 use super::extension::{
     AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Statistics,
 };
+use super::memory::Buffer;
 use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
 use burn::tensor::{Shape, TensorData};
@@ -43,9 +44,16 @@ fn tensor(values: Vec<f32>, shape: impl Into<Shape>) -> T {
     FlexTensor::from_data(TensorData::new(values, shape.into()))
 }
 
-/// A buffer that a kernel fills.
-fn buffer(len: usize) -> Vec<f32> {
-    vec![0.0; len]
+/// A buffer of which a kernel writes everything.
+fn buffer(len: usize) -> Buffer {
+    Buffer::new(len)
+}
+
+/// A copy of a tensor's values.
+fn copy(t: &T) -> Buffer {
+    let mut b = buffer(values(t).len());
+    b.copy_from_slice(values(t));
+    b
 }
 
 fn dims4(t: &T) -> [usize; 4] {
@@ -89,7 +97,7 @@ fn convolve(x: T, w: T, a: ConvArgs, epilogue: Epilogue) -> T {
     let s = conv_shape(&x, &w, a);
     let mut y = buffer(s.y_len());
     conv_forward(Isa::best(), &s, values(&x), values(&w), &mut y, epilogue);
-    tensor(y, [s.n, s.out_h(), s.out_w(), s.co])
+    y.into_tensor([s.n, s.out_h(), s.out_w(), s.co])
 }
 
 fn concat<const N: usize>(parts: [T; N]) -> T {
@@ -99,7 +107,7 @@ fn concat<const N: usize>(parts: [T; N]) -> T {
     let total = parts.iter().map(|p| p.1).sum::<usize>();
     let mut out = buffer(n * h * w * total);
     shape::concat(&parts, &mut out);
-    tensor(out, [n, h, w, total])
+    out.into_tensor([n, h, w, total])
 }
 
 fn attention_shape(qkv: &T, a: &AttendArgs) -> attention::Shape {
@@ -134,7 +142,7 @@ impl Kernels for Flex {
         let s = conv_shape(&like, &w, a);
         let mut dx = buffer(s.x_len());
         conv_backward_data(Isa::best(), &s, values(&dy), values(&w), &mut dx, false);
-        tensor(dx, like.shape())
+        dx.into_tensor(like.shape())
     }
     fn conv_dw(dy: T, x: T, like: T, a: ConvArgs) -> T {
         let (dy, x) = (dense(dy), dense(x));
@@ -142,7 +150,7 @@ impl Kernels for Flex {
         let mut dw = buffer(s.w_len());
         let lanes = lanes::cut(s.n, a.lanes);
         conv_backward_weight(Isa::best(), &s, values(&x), values(&dy), &lanes, &mut dw);
-        tensor(dw, like.shape())
+        dw.into_tensor(like.shape())
     }
     fn bias(y: T, b: T, _lanes: usize) -> T {
         let (mut y, b) = (dense(y), dense(b));
@@ -155,9 +163,9 @@ impl Kernels for Flex {
             add(y.storage_mut());
             return y;
         }
-        let mut z = values(&y).to_vec();
+        let mut z = copy(&y);
         add(&mut z);
-        tensor(z, y.shape())
+        z.into_tensor(y.shape())
     }
     fn bias_db(dy: T, lane_count: usize) -> T {
         let dy = dense(dy);
@@ -170,7 +178,7 @@ impl Kernels for Flex {
             &lanes::cut(n, lane_count),
             &mut db,
         );
-        tensor(db, [c])
+        db.into_tensor([c])
     }
     fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
         let (y, gamma, beta) = (dense(y), dense(gamma), dense(beta));
@@ -194,7 +202,7 @@ impl Kernels for Flex {
         let mut z = buffer(n * h * w * c);
         norm::normalise(isa, values(&y), &affine, a.act, &mut z);
         a.record.set(Normalised { affine, moments });
-        tensor(z, y.shape())
+        z.into_tensor(y.shape())
     }
     fn norm_act_grad(da: T, y: T, a: NormArgs) -> (T, T, T) {
         let (mut da, y) = (dense(da), dense(y));
@@ -211,7 +219,7 @@ impl Kernels for Flex {
             let mut dz = buffer(n * h * w * c);
             let (y, da) = (values(&y), values(&da));
             let parts = norm::gradient_sums(isa, y, da, h * w, affine, a.act, &lanes, &mut dz);
-            (tensor(dz, [n, h, w, c]), parts)
+            (dz.into_tensor([n, h, w, c]), parts)
         };
         let sums = norm::tree(parts, norm::GradientSums::merge)
             .unwrap_or_else(|| norm::GradientSums::empty(c));
@@ -224,28 +232,28 @@ impl Kernels for Flex {
         let g = grid(&x);
         let mut y = buffer(g.len());
         winners.set(pool::max_pool5(Isa::best(), values(&x), g, &mut y));
-        tensor(y, x.shape())
+        y.into_tensor(x.shape())
     }
     fn pool5_dx(dy: T, winners: Record<pool::Winners>) -> T {
         let dy = dense(dy);
         let g = grid(&dy);
         let mut dx = buffer(g.len());
         pool::max_pool5_gradient(Isa::best(), winners.left(), values(&dy), g, &mut dx);
-        tensor(dx, dy.shape())
+        dx.into_tensor(dy.shape())
     }
     fn up2(x: T) -> T {
         let x = dense(x);
         let [n, h, w, c] = dims4(&x);
         let mut y = buffer(4 * n * h * w * c);
         shape::upsample2(values(&x), w, c, &mut y);
-        tensor(y, [n, 2 * h, 2 * w, c])
+        y.into_tensor([n, 2 * h, 2 * w, c])
     }
     fn up2_dx(dy: T) -> T {
         let dy = dense(dy);
         let [n, h, w, c] = dims4(&dy);
         let mut dx = buffer(n * h * w * c / 4);
         shape::upsample2_gradient(values(&dy), w / 2, c, &mut dx);
-        tensor(dx, [n, h / 2, w / 2, c])
+        dx.into_tensor([n, h / 2, w / 2, c])
     }
     fn cat2(a: T, b: T) -> T {
         concat([a, b])
@@ -261,7 +269,7 @@ impl Kernels for Flex {
         let [n, h, w, c] = dims4(&x);
         let mut y = buffer(n * h * w * len);
         shape::slice_channels(values(&x), c, start, len, &mut y);
-        tensor(y, [n, h, w, len])
+        y.into_tensor([n, h, w, len])
     }
     fn add_to_part(total: T, g: T, start: usize) -> T {
         let (mut total, g) = (dense(total), dense(g));
@@ -270,15 +278,15 @@ impl Kernels for Flex {
             shape::add_to_channels(total.storage_mut(), c, start, len, values(&g));
             return total;
         }
-        let mut sum = values(&total).to_vec();
+        let mut sum = copy(&total);
         shape::add_to_channels(&mut sum, c, start, len, values(&g));
-        tensor(sum, total.shape())
+        sum.into_tensor(total.shape())
     }
     fn sum(a: T, b: T) -> T {
         let (a, b) = (dense(a), dense(b));
         let mut y = buffer(values(&a).len());
         shape::add(values(&a), values(&b), &mut y);
-        tensor(y, a.shape())
+        y.into_tensor(a.shape())
     }
     fn injected(x: T, gradient: T) -> T {
         assert_eq!(
@@ -300,7 +308,7 @@ impl Kernels for Flex {
             &mut out,
             &mut own,
         ));
-        tensor(out, [n, h, w, s.width()])
+        out.into_tensor([n, h, w, s.width()])
     }
     fn attended_dqkv(d: T, qkv: T, a: AttendArgs) -> T {
         let (d, qkv) = (dense(d), dense(qkv));
@@ -315,6 +323,6 @@ impl Kernels for Flex {
             s,
             &mut dqkv,
         );
-        tensor(dqkv, qkv.shape())
+        dqkv.into_tensor(qkv.shape())
     }
 }

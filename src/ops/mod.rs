@@ -8,10 +8,12 @@ mod conv;
 pub mod cpu;
 mod extension;
 mod flex;
+mod memory;
 mod norm;
 mod shape;
 
 pub use conv::{conv, conv_bias};
+pub use memory::trim;
 pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
 pub use shape::{add, attend, concat, max_pool5, part, split_channels, upsample2};
 

@@ -46,6 +46,8 @@ pub struct Engine {
     pub average: State,
     pub optimizer: Optimizer,
     pub gains: Gains,
+    /// Momentum of the running statistics.
+    pub norm_momentum: f64,
     /// Batch norms use and keep their running statistics.
     pub frozen_norms: bool,
     /// Images that steps have used.
@@ -76,6 +78,7 @@ impl Engine {
             state,
             optimizer,
             gains,
+            norm_momentum: NORM_MOMENTUM,
             frozen_norms: false,
             images_seen: 0,
             device: device.clone(),
@@ -138,7 +141,7 @@ impl Engine {
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
         if !self.frozen_norms {
             out.collected
-                .update_running(layout, &mut self.state.buffers, NORM_MOMENTUM);
+                .update_running(layout, &mut self.state.buffers, self.norm_momentum);
             self.state.batches_tracked += 1;
         }
         let w = &mut self.window;

@@ -5,6 +5,10 @@ use super::optim::Algorithm;
 use super::schedule::Schedule;
 use crate::config::{LrScaling, Optimizer, Settings};
 use crate::data::sampler::mosaic_off_from;
+use crate::model::init::NORM_MOMENTUM;
+
+/// Momentum of running statistics that most frameworks have.
+const USUAL_NORM_MOMENTUM: f64 = 0.1;
 
 /// `auto` takes AdamW up to this many optimizer steps.
 const SHORT_RUN: usize = 10_000;
@@ -15,6 +19,8 @@ pub struct Plan {
     pub algorithm: Algorithm,
     pub schedule: Schedule,
     pub size: StepSize,
+    /// Momentum of the running statistics of batch norms.
+    pub norm_momentum: f64,
     /// First epoch without mosaic.
     pub mosaic_off_from: usize,
     /// Lines to print before step 0.
@@ -84,15 +90,25 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         "warm-up {} batches: rate from 0 (biases {:.6}), momentum from {}, accumulate from 1",
         schedule.warmup, schedule.warmup_bias_lr, schedule.warmup_momentum
     ));
+    let norms = norm_momentum(batches);
+    if norms > NORM_MOMENTUM {
+        lines.push(format!("running statistics move by {norms:.3} a batch instead of {NORM_MOMENTUM}: {batches} batches an epoch are few"));
+    }
     let (off, note) = mosaic_off_from(s.epochs, s.close_mosaic);
     lines.extend(note);
     Plan {
         algorithm,
         schedule,
         size,
+        norm_momentum: norms,
         mosaic_off_from: off,
         lines,
     }
+}
+
+/// Running statistics follow the weights within half an epoch, or as fast as is usual (docs/adr/0004).
+fn norm_momentum(batches: usize) -> f64 {
+    (2.0 / batches.max(1) as f64).clamp(NORM_MOMENTUM, USUAL_NORM_MOMENTUM)
 }
 
 /// Adam's first moment is corrected for its start, so its decay is not warmed up unless asked for (docs/adr/0003).
@@ -223,6 +239,15 @@ mod tests {
                 full: 16
             }
         );
+    }
+
+    #[test]
+    fn running_statistics_move_faster_only_where_epochs_are_short() {
+        let m = |batches| resolve(&settings(&[]), 1000, batches, 3).norm_momentum;
+        assert_eq!(m(1), 0.1);
+        assert_eq!(m(13), 0.1);
+        assert_eq!(m(40), 0.05);
+        assert_eq!(m(7393), 0.03);
     }
 
     #[test]

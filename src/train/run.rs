@@ -133,9 +133,11 @@ impl<'a> Run<'a> {
             settings.weight_decay,
             network.layout.param_len,
         );
+        let mut engine = Engine::new(network, state, optimizer, gains(settings), &device);
+        engine.norm_momentum = plan.norm_momentum;
         let run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, 3),
-            engine: Engine::new(network, state, optimizer, gains(settings), &device),
+            engine,
             settings,
             interrupted,
             console,
@@ -413,12 +415,15 @@ pub fn val(
         let state = file.load(&network.layout, &metadata.model, network.classes)?;
         let mut data = Data::open(settings, "val", console)?;
         let split = Arc::new(data.split(settings.split, Some(&metadata.names), console)?);
-        if split.names != metadata.names {
+        let unknown = data.unknown_classes();
+        if split.names != metadata.names || !unknown.is_empty() {
+            let mut found = split.names.clone();
+            found.extend(unknown);
             return Err(TrainError::Classes {
                 weights: settings.weights.clone(),
                 trained: metadata.names,
                 data: settings.data.clone(),
-                found: split.names.clone(),
+                found,
             });
         }
         let folder = data.create_folder()?;

@@ -133,6 +133,18 @@ impl Data {
         Ok(folder)
     }
 
+    /// Categories of the last split that was read which are no class of it, though the dataset file selects none.
+    #[must_use]
+    pub fn unknown_classes(&self) -> Vec<String> {
+        let last = self
+            .report
+            .splits
+            .last()
+            .filter(|_| self.yaml.names.is_none());
+        last.map(|r| r.other_categories.keys().cloned().collect())
+            .unwrap_or_default()
+    }
+
     /// Reads a split and says what is in it. `names` are the classes where the dataset file has none.
     ///
     /// # Errors
