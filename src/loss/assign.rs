@@ -67,32 +67,28 @@ pub fn assign(
             } else {
                 best.last().map_or(f64::INFINITY, |p| p.metric)
             };
-            // false for NaN too
-            let beats = |metric: f64| metric > floor;
             let b = boxes(anchor);
             let iou = target.iou(b);
             let most = iou.max(0.0).powi(BETA);
-            if !beats(most) {
-                return;
-            }
-            let root = score(anchor, t.class).sqrt();
-            if !beats(root * most) {
-                return;
-            }
-            let overlap = target.ciou(b, iou).max(0.0);
-            let metric = root * overlap.powi(BETA);
-            if beats(metric) {
-                best.truncate(topk.first - 1);
-                let at = best.partition_point(|p| p.metric >= metric);
-                best.insert(
-                    at,
-                    Pair {
-                        anchor,
-                        truth,
-                        metric,
-                        overlap,
-                    },
-                );
+            if most > floor {
+                let root = score(anchor, t.class).sqrt();
+                if root * most > floor {
+                    let overlap = target.ciou(b, iou).max(0.0);
+                    let metric = root * overlap.powi(BETA);
+                    if metric > floor {
+                        best.truncate(topk.first - 1);
+                        let at = best.partition_point(|p| p.metric >= metric);
+                        best.insert(
+                            at,
+                            Pair {
+                                anchor,
+                                truth,
+                                metric,
+                                overlap,
+                            },
+                        );
+                    }
+                }
             }
         });
         chosen.append(&mut best);

@@ -5,13 +5,13 @@
 //! not, and all of the boxes, follow in float64. Sums are formed in pieces of fixed size, then over the image, its
 //! lane and the lanes' tree, in float64: the number of threads changes no byte.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::f64::consts::PI;
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::anchors::{Anchors, distances};
+use super::anchors::Anchors;
 use super::assign::{GroundTruth, Positive, assign};
 use super::criterion::{Components, Criterion};
 use crate::ops::cpu::isa::{Isa, Kernel};
@@ -152,6 +152,7 @@ impl Image<'_> {
 
         d_boxes.fill(0.0);
         let width = 4 * self.c.reg_max;
+        let mut powers = vec![0.0; width];
         for p in self.positives() {
             let t = self.truths[p.truth];
             loss.score_sum += p.score;
@@ -162,7 +163,13 @@ impl Image<'_> {
             d_scores[at] = ((sigmoid(x) - p.score) * scale) as f32;
 
             let at = p.anchor * width..(p.anchor + 1) * width;
-            let (boxes, dist) = self.box_terms(&self.boxes[at.clone()], &p, &t, &mut d_boxes[at]);
+            let (boxes, dist) = self.box_terms(
+                &self.boxes[at.clone()],
+                &p,
+                &t,
+                &mut powers,
+                &mut d_boxes[at],
+            );
             loss.sums.boxes += boxes * p.score;
             loss.sums.distances += dist * p.score;
         }
@@ -174,10 +181,13 @@ impl Image<'_> {
         let score = |anchor: usize, class: usize| {
             sigmoid(f64::from(self.scores[anchor * self.classes + class]))
         };
+        let powers = RefCell::new(vec![0.0; width]);
         let decode = |anchor: usize| {
             let raw = &self.boxes[anchor * width..][..width];
-            self.anchors
-                .to_box(anchor, distances(|i| f64::from(raw[i]), self.c.reg_max))
+            self.anchors.to_box(
+                anchor,
+                self.sides(raw, &mut powers.borrow_mut()).map(|s| s.mean),
+            )
         };
         if self.c.reg_max == 1 {
             return assign(self.anchors, self.truths, self.c.topk, score, decode);
@@ -200,8 +210,26 @@ impl Image<'_> {
         })
     }
 
+    /// The four distances of an anchor, `powers` as [`Sides`] leaves them.
+    fn sides(&self, raw: &[f32], powers: &mut [f64]) -> [Side; 4] {
+        if self.c.reg_max == 1 {
+            return std::array::from_fn(|i| Side {
+                mean: f64::from(raw[i]),
+                ..Side::default()
+            });
+        }
+        self.isa.run(Sides { raw, powers })
+    }
+
     /// `1 - CIoU` and the distance term of a positive, without its target, and the gradient of its outputs `raw`.
-    fn box_terms(&self, raw: &[f32], p: &Positive, t: &GroundTruth, d: &mut [f32]) -> (f64, f64) {
+    fn box_terms(
+        &self,
+        raw: &[f32],
+        p: &Positive,
+        t: &GroundTruth,
+        powers: &mut [f64],
+        d: &mut [f32],
+    ) -> (f64, f64) {
         let (gains, bins) = (self.c.gains, self.c.reg_max);
         let ([x, y], s) = (self.anchors.xy[p.anchor], self.anchors.stride[p.anchor]);
         let weight = self.weight * p.score;
@@ -215,9 +243,9 @@ impl Image<'_> {
         ];
         let centre = [x / s, y / s, x / s, y / s];
         let sign = [-1.0, -1.0, 1.0, 1.0];
-        let dist = distances(|i| f64::from(raw[i]), bins);
+        let sides = self.sides(raw, powers);
         let (ciou, slope) = ciou_gradient(
-            std::array::from_fn(|i| centre[i] + sign[i] * dist[i]),
+            std::array::from_fn(|i| centre[i] + sign[i] * sides[i].mean),
             target,
         );
         // of the box term with respect to the four distances
@@ -227,38 +255,31 @@ impl Image<'_> {
             let size = self.anchors.size;
             for i in 0..4 {
                 let unit = s / size[i % 2];
-                let off = dist[i] - ltrb[i];
+                let off = sides[i].mean - ltrb[i];
                 sum += off.abs() * unit / 4.0;
                 let side = if off == 0.0 { 0.0 } else { off.signum() };
                 d[i] = (by_box[i] + side * unit / 4.0 * gains.distances * weight) as f32;
             }
         } else {
-            for i in 0..4 {
-                let (raw, d) = (&raw[i * bins..][..bins], &mut d[i * bins..][..bins]);
-                // the two bins around the target, linearly weighted
+            for (i, side) in sides.iter().enumerate() {
+                let at = i * bins..(i + 1) * bins;
+                let (raw, powers, d) = (&raw[at.clone()], &powers[at.clone()], &mut d[at]);
+                // cross entropy with the two bins around the target, linearly weighted
                 let t = ltrb[i].clamp(0.0, bins as f64 - 1.01);
                 let left = t.floor();
-                let wanted = |b: usize| match b as f64 - left {
-                    0.0 => left + 1.0 - t,
-                    1.0 => t - left,
-                    _ => 0.0,
-                };
-                let max = raw.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-                let log_sum = raw
-                    .iter()
-                    .map(|r| f64::from(r - max).exp())
-                    .sum::<f64>()
-                    .ln()
-                    + f64::from(max);
-                for (b, (r, d)) in raw.iter().zip(d).enumerate() {
-                    let log_q = f64::from(*r) - log_sum;
-                    let q = log_q.exp();
-                    let w = wanted(b);
-                    if w != 0.0 {
-                        sum -= w * log_q / 4.0;
-                    }
+                let first = left as usize;
+                let wanted = [left + 1.0 - t, t - left];
+                for (b, (power, d)) in powers.iter().zip(&mut *d).enumerate() {
+                    let q = power / side.sum;
+                    let by_dist = q / 4.0 * gains.distances * weight;
+                    *d = (by_box[i] * q * (b as f64 - side.mean) + by_dist) as f32;
+                }
+                for (b, w) in (first..).zip(wanted) {
+                    let q = powers[b] / side.sum;
+                    let log_q = f64::from(raw[b]) - side.max - side.sum.ln();
+                    sum -= w * log_q / 4.0;
                     let by_dist = (q - w) / 4.0 * gains.distances * weight;
-                    *d = (by_box[i] * q * (b as f64 - dist[i]) + by_dist) as f32;
+                    d[b] = (by_box[i] * q * (b as f64 - side.mean) + by_dist) as f32;
                 }
             }
         }
@@ -268,6 +289,95 @@ impl Image<'_> {
 
 fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
+}
+
+/// A distance: the mean of a softmax over its bins, as in [`super::anchors::distances`].
+#[derive(Debug, Clone, Copy, Default)]
+struct Side {
+    max: f64,
+    /// Of `exp(logit - max)`.
+    sum: f64,
+    mean: f64,
+}
+
+/// Logits of four distances; leaves `exp(logit - max)` in `powers`.
+struct Sides<'a> {
+    raw: &'a [f32],
+    powers: &'a mut [f64],
+}
+
+impl Kernel for Sides<'_> {
+    type Output = [Side; 4];
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) -> [Side; 4] {
+        let bins = self.raw.len() / 4;
+        let mut maxima = [f32::NEG_INFINITY; 4];
+        for (max, raw) in maxima.iter_mut().zip(self.raw.chunks_exact(bins)) {
+            *max = raw.iter().fold(*max, |a, &b| if b > a { b } else { a });
+            if raw.iter().any(|r| r.is_nan()) {
+                *max = f32::NAN;
+            }
+        }
+        let rows = self
+            .powers
+            .chunks_exact_mut(bins)
+            .zip(self.raw.chunks_exact(bins));
+        for ((powers, raw), &max) in rows.zip(&maxima) {
+            for (p, r) in powers.iter_mut().zip(raw) {
+                *p = exp_below_zero(f64::from(*r) - f64::from(max));
+            }
+        }
+        let mut sides = [Side::default(); 4];
+        for ((side, powers), &max) in sides
+            .iter_mut()
+            .zip(self.powers.chunks_exact(bins))
+            .zip(&maxima)
+        {
+            let (mut sum, mut mean) = (0.0, 0.0);
+            for (b, p) in powers.iter().enumerate() {
+                sum += p;
+                mean += p * b as f64;
+            }
+            *side = Side {
+                max: f64::from(max),
+                sum,
+                mean: mean / sum,
+            };
+        }
+        sides
+    }
+}
+
+/// `e^x` for `x <= 0` to about 3e-16 relative (0 below -708), in a form that compilers turn into vectors: ln 2 in two
+/// parts, then the power series.
+#[inline(always)]
+fn exp_below_zero(x: f64) -> f64 {
+    /// Adding it rounds to a whole number, whose bits are then the last ones.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    let bounded = if x < -708.0 { -708.0 } else { x };
+    let shifted = bounded * std::f64::consts::LOG2_E + ROUND;
+    let k = shifted - ROUND;
+    let r = bounded - k * 6.931_471_803_691_238e-1 - k * 1.908_214_929_270_587_7e-10;
+    let mut p = 1.0 / 6_227_020_800.0;
+    for c in [
+        1.0 / 479_001_600.0,
+        1.0 / 39_916_800.0,
+        1.0 / 3_628_800.0,
+        1.0 / 362_880.0,
+        1.0 / 40_320.0,
+        1.0 / 5_040.0,
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
+        p = p * r + c;
+    }
+    let scale = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+    if x < -708.0 { 0.0 } else { p * scale }
 }
 
 /// CIoU of `p` with the target `t` and its gradient with respect to `p`; the weight of the aspect term is a constant.

@@ -1,7 +1,7 @@
 use super::super::criterion::{Gains, ONE_TO_MANY, ONE_TO_ONE, head_loss};
 use super::*;
 use crate::model::HeadOutput;
-use crate::ops::cpu::testing::{Numbers, in_threads, quarters};
+use crate::ops::cpu::testing::{Numbers, assert_same, in_threads, quarters};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 const GAINS: Gains = Gains {
@@ -47,10 +47,10 @@ fn case(seed: u64, n: usize, classes: usize, reg_max: usize, objects: usize, one
         })
         .collect();
     let mut boxes = vec![];
-    for i in 0..n {
+    for of_image in &truths {
         for k in 0..a {
             let ([x, y], s) = (anchors.xy[k], anchors.stride[k]);
-            let near = truths[i].get(k % objects.max(1));
+            let near = of_image.get(k % objects.max(1));
             for side in 0..4 {
                 let distance = match near {
                     Some(t) => {
@@ -222,6 +222,33 @@ fn scores_far_from_zero_keep_their_relative_precision() {
 }
 
 #[test]
+fn powers_equal_the_library_and_distances_the_reference() {
+    for i in 0..100_000 {
+        let x = -f64::from(i) * 0.0071;
+        let (got, want) = (exp_below_zero(x), x.exp());
+        assert!(
+            (got / want - 1.0).abs() < 5e-16 || want < 1e-307,
+            "{x}: {got} for {want}"
+        );
+    }
+    assert!(exp_below_zero(f64::NAN).is_nan());
+    assert_eq!(exp_below_zero(-1e9), 0.0);
+    let raw = Numbers::new(1).vec(64, -9.0, 9.0);
+    let want = super::super::anchors::distances(|i| f64::from(raw[i]), 16);
+    for isa in Isa::available() {
+        let got = isa.run(Sides {
+            raw: &raw,
+            powers: &mut [0.0; 64],
+        });
+        assert!(
+            got.iter()
+                .zip(want)
+                .all(|(g, w)| (g.mean - w).abs() < 1e-13)
+        );
+    }
+}
+
+#[test]
 fn threads_batch_and_ranks_change_no_byte() {
     let case = case(77, 6, 20, 16, 7, false);
     let (b, s) = (case.anchors.len() * 64, case.anchors.len() * 20);
@@ -233,8 +260,8 @@ fn threads_batch_and_ranks_change_no_byte() {
             let mut of_lane = FastLoss::default();
             for i in lane {
                 let (loss, db, ds) = case.run_images(isa, 0.8, i..i + 1);
-                assert_eq!(db, all.1[i * b..(i + 1) * b]);
-                assert_eq!(ds, all.2[i * s..(i + 1) * s]);
+                assert_same(&db, &all.1[i * b..(i + 1) * b], "boxes alone");
+                assert_same(&ds, &all.2[i * s..(i + 1) * s], "scores alone");
                 of_lane = of_lane.merge(loss);
             }
             lanes.push(of_lane);

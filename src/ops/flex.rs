@@ -209,27 +209,23 @@ impl Kernels for Flex {
         let [n, h, w, c] = dims4(&y);
         let isa = Isa::best();
         let Normalised { affine, moments } = a.record.left();
-        let parts = norm::gradient_sums(
-            isa,
-            values(&y),
-            values(&da),
-            h * w,
-            affine,
-            a.act,
-            &lanes::cut(n, a.lanes),
-        );
+        let lanes = lanes::cut(n, a.lanes);
+        let (mut dz, parts) = if is_own(&da) {
+            let dz = da.storage_mut();
+            let parts =
+                norm::gradient_sums_in_place(isa, values(&y), dz, h * w, affine, a.act, &lanes);
+            (da, parts)
+        } else {
+            let mut dz = buffer(n * h * w * c);
+            let (y, da) = (values(&y), values(&da));
+            let parts = norm::gradient_sums(isa, y, da, h * w, affine, a.act, &lanes, &mut dz);
+            (dz.into_tensor([n, h, w, c]), parts)
+        };
         let sums = norm::tree(parts, norm::GradientSums::merge)
             .unwrap_or_else(|| norm::GradientSums::empty(c));
         let g = sums.finish(affine, moments.as_ref().map(|m| m.count));
-        let dy = if is_own(&da) {
-            norm::input_gradient_in_place(isa, values(&y), da.storage_mut(), affine, a.act, &g);
-            da
-        } else {
-            let mut dy = buffer(n * h * w * c);
-            norm::input_gradient(isa, values(&y), values(&da), affine, a.act, &g, &mut dy);
-            dy.into_tensor(y.shape())
-        };
-        (dy, tensor(g.gamma, [c]), tensor(g.beta, [c]))
+        norm::input_gradient(isa, values(&y), dz.storage_mut(), affine, &g);
+        (dz, tensor(g.gamma, [c]), tensor(g.beta, [c]))
     }
     fn pool5(x: T, winners: Record<pool::Winners>) -> T {
         let x = dense(x);

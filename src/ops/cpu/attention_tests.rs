@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::cpu::testing::{Numbers, assert_close, in_threads};
+use crate::ops::cpu::testing::{Numbers, assert_close, assert_same, in_threads};
 
 /// Attended values, values and the gradient with respect to `qkv`, in float64.
 fn reference(qkv: &[f32], s: Shape, d_out: &[f32], d_values: Option<&[f32]>) -> [Vec<f64>; 3] {
@@ -127,17 +127,14 @@ fn threads_and_batch_change_no_byte() {
         let qkv = numbers.vec(s.images * s.image().0, -2.0, 2.0);
         let d_out = numbers.vec(s.images * s.image().1, -1.0, 1.0);
         let all = in_threads(1, || run(isa, s, &qkv, &d_out, Some(&d_out)));
-        assert_eq!(
-            all,
-            in_threads(2, || run(isa, s, &qkv, &d_out, Some(&d_out)))
-        );
+        assert!(all == in_threads(2, || run(isa, s, &qkv, &d_out, Some(&d_out))));
         let one = Shape { images: 1, ..s };
         let (i, o) = s.image();
         for n in 0..s.images {
             let g = &d_out[n * o..(n + 1) * o];
             let alone = run(isa, one, &qkv[n * i..(n + 1) * i], g, Some(g));
-            assert_eq!(alone[0], all[0][n * o..(n + 1) * o]);
-            assert_eq!(alone[2], all[2][n * i..(n + 1) * i]);
+            assert_same(&alone[0], &all[0][n * o..(n + 1) * o], "attended alone");
+            assert_same(&alone[2], &all[2][n * i..(n + 1) * i], "gradient alone");
         }
     }
 }

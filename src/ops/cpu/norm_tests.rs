@@ -1,5 +1,6 @@
 use super::*;
-use crate::ops::cpu::testing::{Numbers, assert_close, in_threads, quarters};
+use crate::ops::Activation;
+use crate::ops::cpu::testing::{Numbers, assert_close, assert_same, in_threads, quarters};
 
 const EPS: f64 = 1e-3;
 
@@ -45,7 +46,7 @@ fn reference(
     let inverse: Vec<f64> = r.var.iter().map(|v| 1.0 / (v + EPS).sqrt()).collect();
     let hat = |i: usize| (at(y, i) - r.mean[i % c]) * inverse[i % c];
     let mut dz = vec![0.0; y.len()];
-    for i in 0..y.len() {
+    for (i, dz) in dz.iter_mut().enumerate() {
         let z = hat(i) * at(gamma, i % c) + at(beta, i % c);
         let g = 1.0 / (1.0 + (-z).exp());
         let (a, slope) = match act {
@@ -53,18 +54,18 @@ fn reference(
             Activation::Identity => (z, 1.0),
         };
         r.out[i] = a;
-        dz[i] = at(da, i) * slope;
-        r.dgamma[i % c] += dz[i] * hat(i);
-        r.dbeta[i % c] += dz[i];
+        *dz = at(da, i) * slope;
+        r.dgamma[i % c] += *dz * hat(i);
+        r.dbeta[i % c] += *dz;
     }
-    for i in 0..y.len() {
+    for (i, dz) in dz.iter().enumerate() {
         let k = i % c;
         let through = if fixed.is_some() {
             0.0
         } else {
             (r.dbeta[k] + hat(i) * r.dgamma[k]) / n
         };
-        r.dy[i] = at(gamma, k) * inverse[k] * (dz[i] - through);
+        r.dy[i] = at(gamma, k) * inverse[k] * (dz - through);
     }
     r
 }
@@ -119,19 +120,22 @@ fn forward_and_gradients_equal_float64_on_every_instruction_set() {
                     assert_close(&out, &want.out, 2e-5, "out");
                     let mut same = y.clone();
                     normalise_in_place(isa, &mut same, &affine, act);
-                    assert_eq!(same, out);
+                    assert_same(&same, &out, "in place");
 
-                    let sums = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes);
+                    let mut dy = vec![f32::NAN; len];
+                    let sums = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes, &mut dy);
+                    let mut same = da.clone();
+                    assert_eq!(
+                        gradient_sums_in_place(isa, &y, &mut same, pixels, &affine, act, &lanes),
+                        sums
+                    );
+                    assert_same(&same, &dy, "in place");
                     let sums = tree(sums, GradientSums::merge).unwrap();
                     let g = sums.finish(&affine, (!fixed).then_some(m.count));
                     assert_close(&g.beta, &want.dbeta, 2e-5, "gradient of beta");
                     assert_close(&g.gamma, &want.dgamma, 2e-5, "gradient of gamma");
-                    let mut dy = vec![f32::NAN; len];
-                    input_gradient(isa, &y, &da, &affine, act, &g, &mut dy);
+                    input_gradient(isa, &y, &mut dy, &affine, &g);
                     assert_close(&dy, &want.dy, 2e-5, "gradient of the input");
-                    let mut same = da.clone();
-                    input_gradient_in_place(isa, &y, &mut same, &affine, act, &g);
-                    assert_eq!(same, dy);
                 }
             }
         }
@@ -160,6 +164,7 @@ fn a_mean_far_from_zero_costs_no_precision() {
             let mut out = vec![0.0; y.len()];
             normalise(isa, &y, &affine, Activation::Silu, &mut out);
             assert_close(&out, &want.out, 1e-5, "out");
+            let mut dy = vec![0.0; y.len()];
             let sums = gradient_sums(
                 isa,
                 &y,
@@ -168,13 +173,13 @@ fn a_mean_far_from_zero_costs_no_precision() {
                 &affine,
                 Activation::Silu,
                 &quarters(4),
+                &mut dy,
             );
             let g = tree(sums, GradientSums::merge)
                 .unwrap()
                 .finish(&affine, Some(m.count));
             assert_close(&g.gamma, &want.dgamma, 1e-4, "gradient of gamma");
-            let mut dy = vec![0.0; y.len()];
-            input_gradient(isa, &y, &da, &affine, Activation::Silu, &g, &mut dy);
+            input_gradient(isa, &y, &mut dy, &affine, &g);
             assert_close(&dy, &want.dy, 1e-4, "gradient of the input");
         }
     }
@@ -200,14 +205,16 @@ fn lanes_have_the_same_bytes_alone_and_two_ranks_merge_to_the_bytes_of_one() {
             let lanes = quarters(images);
             let act = Activation::Silu;
             let all = moments(isa, &y, pixels, c, &lanes);
-            let all_g = gradient_sums(isa, &y, &da, pixels, &affine, act, &lanes);
+            let all_g =
+                gradient_sums_in_place(isa, &y, &mut da.clone(), pixels, &affine, act, &lanes);
             let mut alone = vec![];
             for (i, lane) in lanes.iter().enumerate() {
                 let at = lane.start * image..lane.end * image;
-                let own = [0..lane.len()];
+                let own = std::slice::from_ref(&(0..lane.len())).to_vec();
                 let m = moments(isa, &y[at.clone()], pixels, c, &own);
                 assert_eq!(m[0], all[i]);
-                let g = gradient_sums(isa, &y[at.clone()], &da[at], pixels, &affine, act, &own);
+                let mut dz = da[at.clone()].to_vec();
+                let g = gradient_sums_in_place(isa, &y[at], &mut dz, pixels, &affine, act, &own);
                 assert_eq!(g[0], all_g[i]);
                 alone.extend(m);
             }
@@ -237,13 +244,13 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         let run = |y: &[f32], da: &[f32]| {
             let lanes = quarters(y.len() / image);
             let m = moments(isa, y, pixels, c, &lanes);
-            let sums = gradient_sums(isa, y, da, pixels, &affine, act, &lanes);
+            let (mut out, mut dy) = (vec![0.0; y.len()], vec![0.0; y.len()]);
+            let sums = gradient_sums(isa, y, da, pixels, &affine, act, &lanes, &mut dy);
             let g = tree(sums.clone(), GradientSums::merge)
                 .unwrap()
                 .finish(&affine, None);
-            let (mut out, mut dy) = (vec![0.0; y.len()], vec![0.0; y.len()]);
             normalise(isa, y, &affine, act, &mut out);
-            input_gradient(isa, y, da, &affine, act, &g, &mut dy);
+            input_gradient(isa, y, &mut dy, &affine, &g);
             (m, sums, out, dy)
         };
         let one = in_threads(1, || run(&y, &da));
@@ -251,8 +258,8 @@ fn the_number_of_threads_and_the_batch_change_no_byte() {
         for i in 0..images {
             let at = i * image..(i + 1) * image;
             let alone = run(&y[at.clone()], &da[at.clone()]);
-            assert_eq!(alone.2, one.2[at.clone()]);
-            assert_eq!(alone.3, one.3[at]);
+            assert_same(&alone.2, &one.2[at.clone()], "output alone");
+            assert_same(&alone.3, &one.3[at], "gradient alone");
         }
     }
 }
@@ -262,7 +269,7 @@ fn what_is_not_a_number_stays_visible() {
     for isa in Isa::available() {
         let mut y = vec![1.0f32; 64];
         y[7] = f32::NAN;
-        let m = tree(moments(isa, &y, 16, 4, &[0..1]), Moments::merge).unwrap();
+        let m = tree(moments(isa, &y, 16, 4, &quarters(1)), Moments::merge).unwrap();
         assert!(m.variance()[3].is_nan() && m.variance()[0] == 0.0);
         let affine = Affine::of_batch(&m, &[1.0; 4], &[0.0; 4], EPS);
         normalise_in_place(isa, &mut y, &affine, Activation::Silu);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ops::cpu::testing::Numbers;
+use crate::ops::cpu::testing::{Numbers, assert_same};
 
 #[test]
 fn concatenation_and_slices_move_every_element_to_its_place() {
@@ -28,13 +28,13 @@ fn concatenation_and_slices_move_every_element_to_its_place() {
             .map(|(x, &c)| (&x[..], c))
             .collect();
         concat(&given, &mut out);
-        assert_eq!(out, want);
+        assert_same(&out, &want, "moved");
         let mut sum = out.clone();
         let mut first = 0;
         for (x, &c) in parts.iter().zip(&channels) {
             let mut back = vec![f32::NAN; x.len()];
             slice_channels(&out, total, first, c, &mut back);
-            assert_eq!(&back, x);
+            assert_same(&back, x, "slice");
             if c > 0 {
                 add_to_channels(&mut sum, total, first, c, x);
             }
@@ -67,7 +67,7 @@ fn doubling_repeats_pixels_and_its_gradient_sums_the_copies() {
         }
         let mut out = vec![f32::NAN; 4 * len];
         upsample2(&x, cols, c, &mut out);
-        assert_eq!(out, want);
+        assert_same(&out, &want, "moved");
         let mut dx = vec![f32::NAN; len];
         upsample2_gradient(&g, cols, c, &mut dx);
         assert!(
@@ -91,7 +91,7 @@ fn doubling_repeats_pixels_and_its_gradient_sums_the_copies() {
             .for_each(|(a, g)| a[2..2 + c].copy_from_slice(g));
         let mut again = vec![f32::NAN; len];
         upsample2_gradient_from(&all, total, 2, cols, c, &mut again);
-        assert_eq!(again, dx);
+        assert_same(&again, &dx, "gradient in a concatenation");
     }
 }
 
@@ -103,7 +103,7 @@ fn sums_and_pixels_are_those_of_their_elements() {
     add(&a, &b, &mut out);
     let mut acc = a.clone();
     add_to(&mut acc, &b);
-    assert_eq!(out, acc);
+    assert_same(&out, &acc, "sum");
     assert!(
         out.iter()
             .zip(a.iter().zip(&b))

@@ -50,3 +50,15 @@ pub fn in_threads<T: Send>(n: usize, f: impl FnOnce() -> T + Send) -> T {
 pub fn quarters(n: usize) -> Vec<Range<usize>> {
     (0..4).map(|l| l * n / 4..(l + 1) * n / 4).collect()
 }
+
+/// The same bytes.
+pub fn assert_same(got: &[f32], want: &[f32], what: &str) {
+    assert_eq!(got.len(), want.len(), "{what}");
+    let differs = got
+        .iter()
+        .zip(want)
+        .position(|(g, w)| g.to_bits() != w.to_bits());
+    if let Some(i) = differs {
+        panic!("{what} [{i}]: {} for {}", got[i], want[i]);
+    }
+}
