@@ -14,6 +14,16 @@ pub(super) struct Run {
     pub len: usize,
 }
 
+/// Input that will be needed soon, `rows` times what lies under a tile.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ahead {
+    /// From a pixel to the first row.
+    pub start: isize,
+    /// Between rows.
+    pub pitch: usize,
+    pub rows: usize,
+}
+
 /// A line of pixels, `xs` numbers apart in the input, `ys` in the output.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
@@ -27,8 +37,7 @@ pub(super) struct Line<'a> {
     pub w: *const f32,
     /// Channels of the output that the panel is for, at most `nv` vectors.
     pub channels: usize,
-    /// Numbers from a pixel to those that will be needed by the next tile, 0 for none.
-    pub ahead: usize,
+    pub ahead: Ahead,
     /// Add to `y` instead of overwriting.
     pub add: bool,
 }
@@ -68,9 +77,9 @@ impl<const MR: usize, const NV: usize> Kernel for Strip<'_, MR, NV> {
             unsafe {
                 let x = self.line.x.add(pixel * xs);
                 let y = self.line.y.add(pixel * ys);
-                if self.line.ahead > 0 {
-                    // The next tile's input, while this one is computed.
-                    let from = x.wrapping_add(self.line.ahead);
+                for r in 0..self.line.ahead.rows {
+                    let from = x.wrapping_offset(self.line.ahead.start);
+                    let from = from.wrapping_add(r * self.line.ahead.pitch);
                     for i in (0..MR * xs).step_by(16) {
                         s.prefetch(from.wrapping_add(i));
                     }
