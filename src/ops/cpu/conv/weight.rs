@@ -198,6 +198,9 @@ pub(super) fn backward_weight(
     let load = |c: usize| if c <= n { 1.1 } else { 1.0 };
     let transposed = small && waste(one) * load(one) + 0.01 < waste(co) * load(co);
     let row_bytes = 4 * (shape.out_w() * shape.co + shape.stride * shape.w * shape.ci);
+    // About what the first cache holds, but enough pixels to be worth loading and storing the sums; with several
+    // taps the input is used again and may come from the second.
+    let bytes = 1024 * if k == 1 { 64 } else { 192 };
     let plan = Plan {
         isa,
         shape,
@@ -205,7 +208,7 @@ pub(super) fn backward_weight(
         dy,
         columns: bands(shape.out_w(), shape.w, shape.stride, -((k / 2) as isize), k),
         transposed,
-        chunk: (64 * 1024 / row_bytes).max(1),
+        chunk: (bytes / row_bytes).max(160usize.div_ceil(shape.out_w())),
     };
     if small {
         by_pixels(&plan, lanes, dw);
