@@ -11,7 +11,7 @@ use super::super::buffer::Shared;
 use super::super::isa::Isa;
 use super::ConvShape;
 use super::pack::{Block, Panels};
-use super::tile::{Ahead, Line, Run, line};
+use super::tile::{Ahead, Line, Run, line, pixels_of_tile};
 
 /// Consecutive output rows (or columns) in which the taps `first..last` lie inside the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,18 +139,21 @@ impl Gather {
             && self.src.row * self.step == self.src.pixel * self.step * self.columns[0].end
             && self.dst.row == self.dst.pixel * self.columns[0].end
             && self.step == 1;
-        // The first block is the first to read the input: it asks for what follows.
+        // The first block is the first to touch input and output: it asks for what follows.
         let next = if flat {
+            let pixels = 3 * pixels_of_tile(isa.registers(), 2);
             Ahead {
-                start: (3 * 14 * self.src.pixel) as isize,
-                pitch: 0,
-                rows: 1,
+                x: (pixels * self.src.pixel) as isize,
+                x_pitch: 0,
+                x_rows: 1,
+                y: pixels * self.dst.pixel,
             }
         } else {
             Ahead {
-                start: self.next_row,
-                pitch: self.src.row,
-                rows: self.step,
+                x: self.next_row,
+                x_pitch: self.src.row,
+                x_rows: self.step,
+                y: self.dst.row,
             }
         };
         for block in &self.panels.blocks {
@@ -195,7 +198,7 @@ impl Gather {
                                 runs,
                                 w: panel,
                                 channels: block.channels,
-                                ahead,
+                                ahead: if down { Ahead::default() } else { ahead },
                                 add,
                             };
                             line(isa, block.vectors, &l);
