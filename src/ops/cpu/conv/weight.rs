@@ -124,7 +124,7 @@ impl Plan<'_> {
             let (inner, outer_count) = turn((width, height));
             let (n, m) = (hi - lo, part.co.len());
             // What the next chunk will be the first to read.
-            let x_ahead = if kr + 1 == part.kr.end {
+            let x_ahead = if kr + s.stride >= part.kr.end {
                 self.chunk * s.stride * s.w * s.ci
             } else {
                 0
