@@ -113,12 +113,10 @@ impl<const R: usize> Kernel for Rows<'_, R> {
                 let mut acc = [[s.zero(); R]; 3];
                 for q in 0..w {
                     acc[2] = [s.zero(); R];
-                    if R == TOGETHER {
-                        // The next rows.
-                        for i in 0..R {
-                            s.prefetch(next.wrapping_add((i * w + q) * c + at));
-                            s.prefetch(y.wrapping_add(((R + i) * w + q) * c + at));
-                        }
+                    // The next rows.
+                    for i in 0..R {
+                        s.prefetch(next.wrapping_add((i * w + q) * c + at));
+                        s.prefetch(y.wrapping_add(((R + i) * w + q) * c + at));
                     }
                     for i in 0..R + 2 {
                         let v = load(input[i].add(q * c + at));
