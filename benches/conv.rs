@@ -1,7 +1,8 @@
 //! Rates of the convolutions of yolo26n, layer by layer in the order of a training step, against the machine's peak.
 //!
 //! `cargo bench --bench conv -- [--imgsz 640] [--batch 4] [--threads 2] [--reps 5] [--only TEXT]`; `YOLO_TRAIN_ISA`
-//! chooses the instruction set. A layer's time is the median over the repetitions; inputs are as cold as in a step.
+//! chooses the instruction set. A layer's time is the least of the repetitions (which other programs disturb least); inputs are as
+//! cold as in a step.
 
 use std::time::Instant;
 
@@ -159,9 +160,8 @@ fn random(n: usize) -> Vec<f32> {
         .collect()
 }
 
-fn median(v: &mut [f64]) -> f64 {
-    v.sort_by(f64::total_cmp);
-    v[v.len() / 2]
+fn least(v: &[f64]) -> f64 {
+    v.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
 fn main() {
@@ -175,7 +175,7 @@ fn main() {
     let number =
         |name: &str, default: usize| text(name).map_or(default, |v| v.parse().expect("a number"));
     let (imgsz, batch) = (number("--imgsz", 640), number("--batch", 4));
-    let (threads, reps) = (number("--threads", 2), number("--reps", 5));
+    let (threads, reps) = (number("--threads", 2), number("--reps", 10));
     let only = text("--only");
     let isa = Isa::detect().unwrap_or_else(|e| panic!("{e}"));
     let pool = rayon::ThreadPoolBuilder::new()
@@ -255,7 +255,7 @@ fn main() {
             }
             peaks.push(peak(isa));
         }
-        let peak = median(&mut peaks);
+        let peak = peaks.iter().copied().fold(0.0, f64::max);
         println!(
             "isa {} threads {threads} batch {batch} imgsz {imgsz} peak {:.0} GFLOP/s",
             isa.name(),
@@ -267,14 +267,9 @@ fn main() {
         );
         // Equal layers together.
         let mut seen: Vec<(ConvShape, usize, [f64; 3])> = Vec::new();
-        for (s, t) in layers.iter().zip(&mut times) {
-            let t: [f64; 3] = std::array::from_fn(|p| {
-                if t[p].is_empty() {
-                    0.0
-                } else {
-                    median(&mut t[p])
-                }
-            });
+        for (s, t) in layers.iter().zip(&times) {
+            let t: [f64; 3] =
+                std::array::from_fn(|p| if t[p].is_empty() { 0.0 } else { least(&t[p]) });
             match seen.iter_mut().find(|(o, ..)| o == s) {
                 Some((_, count, sum)) => {
                     *count += 1;

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::super::buffer::{Buffer, Shared};
 use super::super::isa::Isa;
 use super::super::lanes::tree;
-use super::{ConvShape, Epilogue};
+use super::ConvShape;
 
 /// Output rows of a task.
 fn rows_of_task(rows: usize, row: usize) -> usize {
@@ -21,14 +21,14 @@ fn rows_of_task(rows: usize, row: usize) -> usize {
     cached.min(rows.div_ceil(8).max(4)).min(rows).max(1)
 }
 
-pub(super) fn forward(
+pub(super) fn forward<T: Send>(
     isa: Isa,
     shape: &ConvShape,
     x: &[f32],
     w: &[f32],
     y: &mut [f32],
-    epilogue: Epilogue,
-) {
+    after: impl Fn(&mut [f32]) -> T + Sync,
+) -> Vec<T> {
     let (oh, ow, c) = (shape.out_h(), shape.out_w(), shape.co);
     let slides = shape.k == 3 && shape.stride == 1;
     let task = rows_of_task(oh, ow * c);
@@ -36,7 +36,7 @@ pub(super) fn forward(
     let zeros = Buffer::zeros(if slides { shape.w * c } else { 0 });
     let zeros = &zeros[..];
     let out = Shared::new(y);
-    (0..shape.n * tasks).into_par_iter().for_each(|t| {
+    let one = |t: usize| {
         let (image, r0) = (t / tasks, t % tasks * task);
         let r1 = (r0 + task).min(oh);
         // SAFETY: a task's rows are its own.
@@ -47,8 +47,9 @@ pub(super) fn forward(
         } else {
             plain::forward(isa, shape, x, w, y, r0..r1);
         }
-        epilogue.apply(isa, y, c);
-    });
+        after(y)
+    };
+    (0..shape.n * tasks).into_par_iter().map(one).collect()
 }
 
 pub(super) fn backward_data(

@@ -9,9 +9,9 @@ use rayon::prelude::*;
 
 use super::super::buffer::Shared;
 use super::super::isa::Isa;
+use super::ConvShape;
 use super::pack::{Block, Panels};
-use super::tile::{Line, Run, line};
-use super::{ConvShape, Epilogue};
+use super::tile::{Ahead, Line, Run, line, pixels_of_tile};
 
 /// Consecutive output rows (or columns) in which the taps `first..last` lie inside the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +63,8 @@ struct Gather {
     src: Grid,
     dst: Grid,
     step: usize,
+    /// From a pixel to the first number that the next output row reads and this one does not.
+    next_row: isize,
     rows: Vec<Band>,
     columns: Vec<Band>,
     /// For each pair of bands.
@@ -104,7 +106,10 @@ impl Gather {
                 runs.push(all);
             }
         }
+        let next_row =
+            (rows.low + rows.count as isize) * src.row as isize + columns.low * src.pixel as isize;
         Gather {
+            next_row,
             src,
             dst,
             step,
@@ -134,7 +139,29 @@ impl Gather {
             && self.src.row * self.step == self.src.pixel * self.step * self.columns[0].end
             && self.dst.row == self.dst.pixel * self.columns[0].end
             && self.step == 1;
+        // The first block is the first to touch input and output: it asks for what follows.
+        let next = if flat {
+            let pixels = 3 * pixels_of_tile(isa.registers(), 2);
+            Ahead {
+                x: (pixels * self.src.pixel) as isize,
+                x_pitch: 0,
+                x_rows: 1,
+                y: pixels * self.dst.pixel,
+            }
+        } else {
+            Ahead {
+                x: self.next_row,
+                x_pitch: self.src.row,
+                x_rows: self.step,
+                y: self.dst.row,
+            }
+        };
         for block in &self.panels.blocks {
+            let ahead = if block.start == 0 {
+                next
+            } else {
+                Ahead::default()
+            };
             let panel = self.panels.panel(block).as_ptr();
             for (i, band) in self.rows.iter().enumerate() {
                 let (b0, b1) = (band.start.max(r0), band.end.min(r1));
@@ -171,7 +198,7 @@ impl Gather {
                                 runs,
                                 w: panel,
                                 channels: block.channels,
-                                ahead: if block.start == 0 && flat { 42 * xs } else { 0 },
+                                ahead: if down { Ahead::default() } else { ahead },
                                 add,
                             };
                             line(isa, block.vectors, &l);
@@ -199,7 +226,7 @@ fn rows_of_task(rows: usize, columns: usize, bytes_of_row: usize) -> usize {
 
 /// Runs gathers that together make up each image's rows.
 #[allow(clippy::too_many_arguments)]
-fn run(
+fn run<T: Send>(
     isa: Isa,
     images: usize,
     rows: usize,
@@ -208,29 +235,30 @@ fn run(
     src: &[f32],
     dst: &mut [f32],
     add: bool,
-    after: impl Fn(Shared, usize, (usize, usize)) + Sync,
-) {
+    after: impl Fn(Shared, usize, (usize, usize)) -> T + Sync,
+) -> Vec<T> {
     let tasks = rows.div_ceil(rows_of_task);
     let out = Shared::new(dst);
-    (0..images * tasks).into_par_iter().for_each(|t| {
+    let task = |t: usize| {
         let (image, i) = (t / tasks, t % tasks);
         let range = (i * rows_of_task, ((i + 1) * rows_of_task).min(rows));
         for g in gathers {
             // SAFETY: a task's rows are its own; the callers' grids are those of `src` and `dst`.
             unsafe { g.rows(isa, src, out, image, range, add) };
         }
-        after(out, image, range);
-    });
+        after(out, image, range)
+    };
+    (0..images * tasks).into_par_iter().map(task).collect()
 }
 
-pub(super) fn forward(
+pub(super) fn forward<T: Send>(
     isa: Isa,
     shape: &ConvShape,
     x: &[f32],
     w: &[f32],
     y: &mut [f32],
-    epilogue: Epilogue,
-) {
+    after: impl Fn(&mut [f32]) -> T + Sync,
+) -> Vec<T> {
     let &ConvShape {
         ci,
         co,
@@ -289,9 +317,9 @@ pub(super) fn forward(
         |out, image, (r0, r1)| {
             // SAFETY: the task's own rows, which are written by now.
             let done = unsafe { out.slice((image * oh + r0) * ow * co, (r1 - r0) * ow * co) };
-            epilogue.apply(isa, done, co);
+            after(done)
         },
-    );
+    )
 }
 
 /// Taps that reach input position `s * i + residue` (for all `i`) from output position `i + low ..`, ascending;

@@ -40,12 +40,28 @@ pub fn conv_forward(
     y: &mut [f32],
     epilogue: Epilogue,
 ) {
-    shape.check(x, w, y);
     epilogue.check(shape.co);
+    conv_forward_map(isa, shape, x, w, y, |part| {
+        epilogue.apply(isa, part, shape.co)
+    });
+}
+
+/// As [`conv_forward`], and calls `after` on each part of `y`, whole rows of one image, while it is still in the
+/// cache. How an image is cut depends on the shape alone, not on `n`; the results come in the order of the images
+/// and of the parts in them, so an image has `len / n` of them.
+pub fn conv_forward_map<T: Send>(
+    isa: Isa,
+    shape: &ConvShape,
+    x: &[f32],
+    w: &[f32],
+    y: &mut [f32],
+    after: impl Fn(&mut [f32]) -> T + Sync,
+) -> Vec<T> {
+    shape.check(x, w, y);
     if shape.depthwise() {
-        depthwise::forward(isa, shape, x, w, y, epilogue);
+        depthwise::forward(isa, shape, x, w, y, after)
     } else {
-        gather::forward(isa, shape, x, w, y, epilogue);
+        gather::forward(isa, shape, x, w, y, after)
     }
 }
 

@@ -14,6 +14,18 @@ pub(super) struct Run {
     pub len: usize,
 }
 
+/// What will be needed soon and is asked for, a little with each step of the inner loop.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Ahead {
+    /// From a pixel of the input to the first row's; as much as lies under the tile.
+    pub x: isize,
+    /// Between rows.
+    pub x_pitch: usize,
+    pub x_rows: usize,
+    /// From a pixel of the output; 0 for none.
+    pub y: usize,
+}
+
 /// A line of pixels, `xs` numbers apart in the input, `ys` in the output.
 #[derive(Clone, Copy)]
 pub(super) struct Line<'a> {
@@ -27,8 +39,7 @@ pub(super) struct Line<'a> {
     pub w: *const f32,
     /// Channels of the output that the panel is for, at most `nv` vectors.
     pub channels: usize,
-    /// Numbers from a pixel to those that will be needed by the next tile, 0 for none.
-    pub ahead: usize,
+    pub ahead: Ahead,
     /// Add to `y` instead of overwriting.
     pub add: bool,
 }
@@ -42,6 +53,43 @@ pub(super) const fn pixels_of_tile(registers: usize, nv: usize) -> usize {
         (false, 1) => 12,
         (false, 2) => 6,
         (false, _) => 4,
+    }
+}
+
+/// Numbers that are asked for in equal steps.
+struct Soon {
+    at: *const f32,
+    step: usize,
+}
+
+impl Soon {
+    #[inline(always)]
+    fn none() -> Soon {
+        Soon {
+            at: std::ptr::null(),
+            step: 0,
+        }
+    }
+
+    /// `len` numbers in `steps` steps.
+    #[inline(always)]
+    fn new(at: *const f32, len: usize, steps: usize) -> Soon {
+        Soon {
+            at,
+            step: len.div_ceil(steps),
+        }
+    }
+
+    #[inline(always)]
+    fn ask<S: Simd>(&mut self, s: S) {
+        /// Numbers in a cache line.
+        const LINE: usize = 16;
+        let mut i = 0;
+        while i < self.step {
+            s.prefetch(self.at.wrapping_add(i));
+            i += LINE;
+        }
+        self.at = self.at.wrapping_add(self.step);
     }
 }
 
@@ -60,7 +108,7 @@ impl<const MR: usize, const NV: usize> Kernel for Strip<'_, MR, NV> {
         if MR > pixels_of_tile(S::REGISTERS, NV) {
             unreachable!("a tile of {MR} pixels does not fit the registers");
         }
-        let Line { xs, ys, .. } = *self.line;
+        let Line { xs, ys, ahead, .. } = *self.line;
         for t in 0..self.tiles {
             let pixel = self.first + t * MR;
             // SAFETY: `Line`'s maker guarantees that all pixels of the line, with all of its runs, lie inside the
@@ -68,13 +116,6 @@ impl<const MR: usize, const NV: usize> Kernel for Strip<'_, MR, NV> {
             unsafe {
                 let x = self.line.x.add(pixel * xs);
                 let y = self.line.y.add(pixel * ys);
-                if self.line.ahead > 0 {
-                    // The next tile's input, while this one is computed.
-                    let from = x.wrapping_add(self.line.ahead);
-                    for i in (0..MR * xs).step_by(16) {
-                        s.prefetch(from.wrapping_add(i));
-                    }
-                }
                 let mut acc = [[s.zero(); NV]; MR];
                 if self.line.add {
                     for m in 0..MR {
@@ -84,10 +125,21 @@ impl<const MR: usize, const NV: usize> Kernel for Strip<'_, MR, NV> {
                         }
                     }
                 }
-                for run in self.line.runs {
+                for (i, run) in self.line.runs.iter().enumerate() {
                     let mut xp = x.offset(run.x);
                     let mut wp = self.line.w.add(run.k * NV * S::N);
+                    let mut soon_x = Soon::none();
+                    let mut soon_y = Soon::none();
+                    if i < ahead.x_rows {
+                        let at = x.wrapping_offset(ahead.x).wrapping_add(i * ahead.x_pitch);
+                        soon_x = Soon::new(at, MR * xs, run.len);
+                    }
+                    if i == 0 && ahead.y > 0 {
+                        soon_y = Soon::new(y.wrapping_add(ahead.y), MR * ys, run.len);
+                    }
                     for _ in 0..run.len {
+                        soon_x.ask(s);
+                        soon_y.ask(s);
                         let mut w = [s.zero(); NV];
                         for v in 0..NV {
                             w[v] = s.load(wp.add(v * S::N));

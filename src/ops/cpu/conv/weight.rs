@@ -1,7 +1,7 @@
 //! Weight gradient: for each tap the product of the shifted input and the output's gradient, summed over pixels.
 //!
-//! Two ways to cut the work, by shape alone. Small gradients: each task takes some rows of an image and has a
-//! partial sum of the whole gradient; these are added in order within a lane, then over the lanes. Large ones: each
+//! Two ways to cut the work, by shape alone. Small gradients: each task takes some rows of a lane and has a
+//! partial sum of the gradient; these are added in order within a lane, then over the lanes. Large ones: each
 //! task takes a part of the gradient, goes over all images, and adds up its lanes itself.
 
 use std::ops::Range;
@@ -16,8 +16,8 @@ use super::gather::{Band, bands};
 use super::pack;
 use super::weight_tile::{Outer, outer};
 
-/// Gradients up to this many numbers are kept once for each task.
-const SMALL: usize = 40 * 1024;
+/// Gradients up to this many numbers are summed over rows first.
+const SMALL: usize = 200 * 1024;
 
 struct Plan<'a> {
     isa: Isa,
@@ -124,7 +124,7 @@ impl Plan<'_> {
             let (inner, outer_count) = turn((width, height));
             let (n, m) = (hi - lo, part.co.len());
             // What the next chunk will be the first to read.
-            let x_ahead = if kr + 1 == part.kr.end {
+            let x_ahead = if kr + s.stride >= part.kr.end {
                 self.chunk * s.stride * s.w * s.ci
             } else {
                 0
@@ -198,6 +198,9 @@ pub(super) fn backward_weight(
     let load = |c: usize| if c <= n { 1.1 } else { 1.0 };
     let transposed = small && waste(one) * load(one) + 0.01 < waste(co) * load(co);
     let row_bytes = 4 * (shape.out_w() * shape.co + shape.stride * shape.w * shape.ci);
+    // About what the first cache holds, but enough pixels to be worth loading and storing the sums; with several
+    // taps the input is used again and may come from the second.
+    let bytes = 1024 * if k == 1 { 64 } else { 192 };
     let plan = Plan {
         isa,
         shape,
@@ -205,7 +208,7 @@ pub(super) fn backward_weight(
         dy,
         columns: bands(shape.out_w(), shape.w, shape.stride, -((k / 2) as isize), k),
         transposed,
-        chunk: (64 * 1024 / row_bytes).max(1),
+        chunk: (bytes / row_bytes).max(160usize.div_ceil(shape.out_w())),
     };
     if small {
         by_pixels(&plan, lanes, dw);
@@ -214,27 +217,87 @@ pub(super) fn backward_weight(
     }
 }
 
+/// Output rows (counted over all images) of each partial sum, and for each lane its partial sums.
+fn units(
+    shape: &ConvShape,
+    lanes: &[Range<usize>],
+    small: bool,
+) -> (Vec<Range<usize>>, Vec<Range<usize>>) {
+    // Fewer pixels than this are not worth a sum of their own; more sums than this are not worth their memory.
+    let (pixels, most) = if small { (400, 8) } else { (800, 4) };
+    let oh = shape.out_h();
+    let mut all = Vec::new();
+    let of_lanes = lanes
+        .iter()
+        .map(|lane| {
+            let (first, rows) = (lane.start * oh, lane.len() * oh);
+            let start = all.len();
+            if rows > 0 {
+                let n = (rows * shape.out_w() / pixels).clamp(1, most).min(rows);
+                all.extend((0..n).map(|i| first + i * rows / n..first + (i + 1) * rows / n));
+            }
+            start..all.len()
+        })
+        .collect();
+    (all, of_lanes)
+}
+
 fn by_pixels(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
     let s = plan.shape;
     let (ci, co, oh) = (plan.ci(), plan.co(), s.out_h());
     let size = s.k * s.k * ci * co;
-    // Units of an image, each a partial sum.
-    let units = (oh * s.out_w() / 400).clamp(1, 4).min(oh);
-    let mut partial = Buffer::take(s.n * units * s.groups * size);
-    partial
-        .par_chunks_mut(s.groups * size)
-        .enumerate()
-        .for_each(|(u, partial)| {
-            partial.fill(0.0);
-            let (image, u) = (u / units, u % units);
-            for (group, dst) in partial.chunks_mut(size).enumerate() {
-                let part = Part {
-                    group,
-                    kr: 0..s.k,
-                    row: 0..s.k * ci,
-                    co: 0..co,
-                };
-                plan.accumulate(image, u * oh / units..(u + 1) * oh / units, &part, dst);
+    let small = size <= 16 * 1024;
+    let (units, of_lanes) = units(s, lanes, small);
+    // Larger gradients are cut into parts too, which follow each other in memory.
+    let row = s.k * ci;
+    let cuts = if small || plan.transposed {
+        1
+    } else {
+        2usize.min(row)
+    };
+    let mut parts = Vec::new();
+    for group in 0..s.groups {
+        if cuts == 1 {
+            parts.push(Part {
+                group,
+                kr: 0..s.k,
+                row: 0..row,
+                co: 0..co,
+            });
+        } else if s.k > 1 {
+            parts.extend((0..s.k).map(|r| Part {
+                group,
+                kr: r..r + 1,
+                row: 0..row,
+                co: 0..co,
+            }));
+        } else {
+            let cut = |i: usize| i * row / cuts;
+            parts.extend((0..cuts).map(|i| Part {
+                group,
+                kr: 0..1,
+                row: cut(i)..cut(i + 1),
+                co: 0..co,
+            }));
+        }
+    }
+    let mut partial = Buffer::take(units.len() * s.groups * size);
+    let shared = Shared::new(&mut partial);
+    (0..units.len() * parts.len())
+        .into_par_iter()
+        .for_each(|t| {
+            let (u, part) = (t / parts.len(), &parts[t % parts.len()]);
+            let at = ((u * s.groups + part.group) * s.k + part.kr.start) * row * co
+                + part.row.start * co;
+            // SAFETY: the parts of a unit and the units are disjoint; each lies inside its unit's sum.
+            let dst = unsafe { shared.slice(at, part.kr.len() * part.row.len() * co) };
+            dst.fill(0.0);
+            let mut rows = units[u].clone();
+            while !rows.is_empty() {
+                let (image, r) = (rows.start / oh, rows.start % oh);
+                let end = (r + rows.len()).min(oh);
+                plan.accumulate(image, r..end, part, dst);
+                rows.start += end - r;
             }
         });
     let partial = &partial[..];
@@ -246,7 +309,7 @@ fn by_pixels(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
         let sum = tree(
             0..lanes.len(),
             &mut |l| {
-                let mut units = lanes[l].start * units..lanes[l].end * units;
+                let mut units = of_lanes[l].clone();
                 let first = units.next()?;
                 let mut sum = Buffer::take(out.len());
                 sum.copy_from_slice(of(first));

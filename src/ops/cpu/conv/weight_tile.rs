@@ -79,6 +79,15 @@ impl<const R: usize, const NV: usize, const TAIL: bool> Kernel for Tile<R, NV, T
                             s.prefetch_far(bp.wrapping_add(o.b_ahead + v * S::N));
                         }
                     }
+                    if S::REGISTERS < 32 {
+                        // Small tiles wait for the second cache (measured: 70 to 89 % of the peak with AVX2); for
+                        // large ones these are loads in vain.
+                        const PIXELS: usize = 4;
+                        s.prefetch(ap.wrapping_add(PIXELS * o.a_inner));
+                        for i in (0..NV * S::N).step_by(16) {
+                            s.prefetch(bp.wrapping_add(PIXELS * o.b_inner + i));
+                        }
+                    }
                     let mut b = [s.zero(); NV];
                     for v in 0..NV {
                         b[v] = load(bp, v);

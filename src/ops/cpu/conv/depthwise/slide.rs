@@ -85,6 +85,7 @@ impl<const R: usize> Kernel for Rows<'_, R> {
         for (i, p) in input.iter_mut().enumerate().take(R + 2) {
             *p = input_row(x, zeros, (h, w * c), row, i);
         }
+        let next = x.as_ptr().wrapping_add((row + R + 1) * w * c);
         let y = y.as_mut_ptr();
         for at in (0..c).step_by(S::N) {
             let n = (c - at).min(S::N);
@@ -112,6 +113,11 @@ impl<const R: usize> Kernel for Rows<'_, R> {
                 let mut acc = [[s.zero(); R]; 3];
                 for q in 0..w {
                     acc[2] = [s.zero(); R];
+                    // The next rows.
+                    for i in 0..R {
+                        s.prefetch(next.wrapping_add((i * w + q) * c + at));
+                        s.prefetch(y.wrapping_add(((R + i) * w + q) * c + at));
+                    }
                     for i in 0..R + 2 {
                         let v = load(input[i].add(q * c + at));
                         for kr in 0..3 {
@@ -189,6 +195,7 @@ impl Kernel for Weight<'_> {
                 *p = input_row(x, zeros, (h, w * c), r, i);
             }
             let dy = dy[r * w * c..(r + 1) * w * c].as_ptr();
+            let next = x.as_ptr().wrapping_add((r + 2) * w * c);
             for at in (0..c).step_by(S::N) {
                 let n = (c - at).min(S::N);
                 let full = n == S::N;
@@ -206,6 +213,9 @@ impl Kernel for Weight<'_> {
                         v[1][i] = load(input[i].add(at));
                     }
                     for q in 0..w {
+                        // The next row.
+                        s.prefetch(dy.wrapping_add((w + q) * c + at));
+                        s.prefetch(next.wrapping_add(q * c + at));
                         let d = load(dy.add(q * c + at));
                         for i in 0..3 {
                             v[2][i] = if q + 1 < w {
