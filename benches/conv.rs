@@ -9,43 +9,9 @@ use std::time::Instant;
 use yolo_train::ops::cpu::conv::{
     ConvShape, Epilogue, conv_backward_data, conv_backward_weight, conv_forward,
 };
-use yolo_train::ops::cpu::isa::{Isa, Kernel};
+use yolo_train::ops::cpu::isa::Isa;
 use yolo_train::ops::cpu::lanes::cut;
-use yolo_train::ops::cpu::simd::Simd;
-
-struct Fma(usize);
-
-impl Kernel for Fma {
-    type Output = (f64, f32);
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> (f64, f32) {
-        let mut acc = [s.splat(1.0); 12];
-        let (a, b) = (
-            s.splat(std::hint::black_box(0.5)),
-            s.splat(std::hint::black_box(0.25)),
-        );
-        for _ in 0..self.0 {
-            for v in &mut acc {
-                *v = s.fma(*v, a, b);
-            }
-        }
-        let sum = acc.iter().fold(s.zero(), |t, &v| s.add(t, v));
-        ((self.0 * 12 * S::N * 2) as f64, s.reduce_add(sum))
-    }
-}
-
-/// Floating-point operations per second of all threads in a loop of multiply-adds.
-fn peak(isa: Isa) -> f64 {
-    let mut best: f64 = 0.0;
-    for _ in 0..5 {
-        let start = Instant::now();
-        let flops: f64 = rayon::broadcast(|_| std::hint::black_box(isa.run(Fma(2_000_000))).0)
-            .iter()
-            .sum();
-        best = best.max(flops / start.elapsed().as_secs_f64());
-    }
-    best
-}
+use yolo_train::ops::cpu::peak::peak_flops;
 
 struct Layers {
     n: usize,
@@ -215,7 +181,7 @@ fn main() {
         );
         let mut data = data;
         let mut times = vec![[const { Vec::new() }; 3]; layers.len()];
-        let mut peaks = vec![peak(isa)];
+        let mut peaks = vec![peak_flops(isa)];
         for rep in 0..=reps {
             let timed = |f: &mut dyn FnMut()| {
                 let start = Instant::now();
@@ -253,7 +219,7 @@ fn main() {
                     timed(&mut || conv_backward_weight(isa, s, x, dy, &lanes, dw)),
                 );
             }
-            peaks.push(peak(isa));
+            peaks.push(peak_flops(isa));
         }
         let peak = peaks.iter().copied().fold(0.0, f64::max);
         println!(

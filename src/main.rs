@@ -18,5 +18,6 @@ fn run() -> anyhow::Result<Outcome> {
         Parsed::Run(Command::Train, settings) => cli::train::run(&settings),
         Parsed::Run(Command::Val, settings) => cli::val::run(&settings),
         Parsed::Run(Command::Info, settings) => cli::info::run(&settings),
+        Parsed::Run(Command::Bench, settings) => cli::bench::run(&settings),
     }
 }

@@ -109,6 +109,7 @@ fn program() -> clap::Command {
                 Command::Train => "Train a network (the default command)",
                 Command::Val => "Validate weights on a split of a data set",
                 Command::Info => "Show a network's layers, parameters and operations",
+                Command::Bench => "Time training steps on this machine",
             };
             let subcommand = clap::Command::new(command.name()).about(about);
             program.subcommand(with_options(subcommand, command))

@@ -1,6 +1,7 @@
 //! The command line: from words to settings, one file per subcommand, and how it all ends.
 
 pub mod args;
+pub mod bench;
 pub mod info;
 pub mod interrupt;
 pub mod outcome;

@@ -11,10 +11,11 @@ pub enum Command {
     Train,
     Val,
     Info,
+    Bench,
 }
 
 impl Command {
-    pub const ALL: [Command; 3] = [Command::Train, Command::Val, Command::Info];
+    pub const ALL: [Command; 4] = [Command::Train, Command::Val, Command::Info, Command::Bench];
 
     /// The word on the command line.
     pub fn name(self) -> &'static str {
@@ -22,6 +23,7 @@ impl Command {
             Command::Train => "train",
             Command::Val => "val",
             Command::Info => "info",
+            Command::Bench => "bench",
         }
     }
 }
@@ -138,7 +140,10 @@ const TRAIN: &[Command] = &[Command::Train];
 const VAL: &[Command] = &[Command::Val];
 const INFO: &[Command] = &[Command::Info];
 const TRAIN_VAL: &[Command] = &[Command::Train, Command::Val];
-const TRAIN_INFO: &[Command] = &[Command::Train, Command::Info];
+const BENCH: &[Command] = &[Command::Bench];
+const TRAIN_INFO_BENCH: &[Command] = &[Command::Train, Command::Info, Command::Bench];
+const TRAIN_BENCH: &[Command] = &[Command::Train, Command::Bench];
+const COMPUTE: &[Command] = &[Command::Train, Command::Val, Command::Bench];
 const ALL: &[Command] = &Command::ALL;
 
 const FRACTION: Kind = Kind::Number(Interval::closed(0.0, 1.0));
@@ -161,9 +166,9 @@ use DefaultText::{Is, Unset};
 
 options! {
     "Run" {
-        "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), TRAIN_VAL,
+        "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), COMPUTE,
             "Description of the data set (YAML): its splits and the names of its classes";
-        "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO,
+        "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO_BENCH,
             "Network: yolo26, yolo11 or yolov8 with the size n, s, m, l or x, or a YAML file";
         "weights" weights: String = Unset("none; it must be given"), Kind::Text("FILE"), VAL,
             "Weights to validate, as a training run leaves them (weights/best.safetensors)";
@@ -173,7 +178,7 @@ options! {
             "Times that training goes through all images";
         "patience" patience: usize = Is("100"), from(0), TRAIN,
             "Stop after this many epochs without a better mAP50-95 (0: never)";
-        "batch" batch: usize = Is("16"), COUNT, TRAIN_VAL,
+        "batch" batch: usize = Is("16"), COUNT, COMPUTE,
             "Images in one pass through the network, over all devices together";
         "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, ALL,
             "Side of the square that images are fitted into";
@@ -189,14 +194,20 @@ options! {
             "YAML file with values of these options; the command line goes before it";
     }
     "Machine" {
-        "device" device: String = Is("auto"), Kind::Device, TRAIN_VAL,
+        "device" device: String = Is("auto"), Kind::Device, COMPUTE,
             "Where to compute; this version knows auto and cpu";
         "workers" workers: Option<usize> = Unset("the smaller of 8 and the processor cores"),
-            Kind::Integer { min: 0, max: 1024 }, TRAIN_VAL,
+            Kind::Integer { min: 0, max: 1024 }, COMPUTE,
             "Threads that read and augment images (0 counts as 1)";
         "threads" threads: Option<usize> = Unset("one per processor core"),
-            Kind::Integer { min: 1, max: 1024 }, TRAIN_VAL,
+            Kind::Integer { min: 1, max: 1024 }, COMPUTE,
             "Threads that compute; the results do not depend on it";
+        "lanes" lanes: usize = Is("4"), Kind::Integer { min: 1, max: 1024 }, TRAIN_BENCH,
+            "Parts of a batch that sums are formed in; the results depend on it, not on threads or ranks";
+        "steps" steps: usize = Is("10"), Kind::Integer { min: 1, max: 100_000 }, BENCH,
+            "Training steps to time";
+        "json" json: bool = Is("false"), Kind::Flag, BENCH,
+            "Print one JSON object instead of a table";
     }
     "Data" {
         "single-cls" single_cls: bool = Is("false"), Kind::Flag, TRAIN_VAL,

@@ -4,8 +4,8 @@ use super::{
     Anchors, Criterion, GroundTruth, RawHead, ShownLoss, head_loss, head_loss_and_gradient,
 };
 use crate::model::HeadOutput;
+use crate::ops;
 use crate::ops::cpu::{isa::Isa, lanes};
-use crate::ops::{self, LANES};
 use burn::tensor::{Tensor, TensorData};
 
 /// `weight` times the gained numerators as a tensor whose backward pass gives their gradient, and what is shown.
@@ -36,7 +36,7 @@ pub fn weighted_loss(
         scores: &scores,
         classes: out.scores.dims()[2],
     };
-    let lanes = lanes::cut(truths.len(), LANES);
+    let lanes = lanes::cut(truths.len(), ops::lanes());
     let loss = head_loss_and_gradient(
         Isa::best(),
         raw,

@@ -1,7 +1,7 @@
 //! Convolutions of NHWC activations.
 
-use super::LANES;
 use super::extension::{ConvArgs, Kernels, available};
+use super::lanes;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use burn::tensor::module::conv2d;
@@ -15,7 +15,7 @@ pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Te
         let a = ConvArgs {
             stride,
             groups,
-            lanes: LANES,
+            lanes: lanes(),
         };
         return Tensor::from_dispatch(<Dispatch as Kernels>::conv(
             x.into_dispatch(),
@@ -49,7 +49,7 @@ pub fn conv_bias(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> 
         return Tensor::from_dispatch(<Dispatch as Kernels>::bias(
             y.into_dispatch(),
             bias.into_dispatch(),
-            LANES,
+            lanes(),
         ));
     }
     let c = bias.dims()[0];

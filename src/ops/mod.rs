@@ -20,10 +20,19 @@ pub use shape::{add, attend, concat, max_pool5, part, split_channels, upsample2}
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use extension::Kernels;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Lanes that sums over images are formed in; see `cpu::lanes`.
-pub const LANES: usize = 4;
+static LANES: AtomicUsize = AtomicUsize::new(4);
+
+/// Lanes that sums over images are formed in (`cpu::lanes`), for graphs that are built from now on.
+pub fn set_lanes(lanes: usize) {
+    LANES.store(lanes.max(1), Ordering::Relaxed);
+}
+
+/// See [`set_lanes`].
+pub fn lanes() -> usize {
+    LANES.load(Ordering::Relaxed)
+}
 
 static KERNELS: AtomicBool = AtomicBool::new(true);
 

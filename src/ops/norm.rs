@@ -1,7 +1,7 @@
 //! Batch norm and activation, with the unbiased running variance, eps 1e-3.
 
 use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
-use super::{Activation, LANES, conv};
+use super::{Activation, conv, lanes};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, TensorData, activation};
 use std::sync::Arc;
@@ -76,7 +76,7 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
     let a = ConvArgs {
         stride: p.stride,
         groups: p.groups,
-        lanes: LANES,
+        lanes: lanes(),
     };
     let f = Folded {
         scale: scale.into(),
@@ -108,7 +108,7 @@ pub fn norm_act(
         let a = NormArgs {
             statistics,
             act,
-            lanes: LANES,
+            lanes: lanes(),
             record: record.clone(),
         };
         let (x, gamma, beta) = (

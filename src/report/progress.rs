@@ -108,11 +108,22 @@ fn memory(bytes: u64) -> String {
 
 /// Resident memory of this process in bytes, on systems that have /proc.
 pub fn resident_memory() -> Option<u64> {
-    parse_resident(&std::fs::read_to_string("/proc/self/status").ok()?)
+    parse_memory(
+        &std::fs::read_to_string("/proc/self/status").ok()?,
+        "VmRSS:",
+    )
 }
 
-fn parse_resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+/// The most that it has been.
+pub fn peak_memory() -> Option<u64> {
+    parse_memory(
+        &std::fs::read_to_string("/proc/self/status").ok()?,
+        "VmHWM:",
+    )
+}
+
+fn parse_memory(status: &str, key: &str) -> Option<u64> {
+    let line = status.lines().find_map(|l| l.strip_prefix(key))?;
     let kibibytes = line.trim().strip_suffix("kB")?.trim();
     Some(kibibytes.parse::<u64>().ok()? * 1024)
 }
@@ -179,10 +190,10 @@ mod tests {
     #[test]
     fn resident_memory_is_read_from_the_status_of_the_process() {
         assert_eq!(
-            parse_resident("VmHWM:\t  9 kB\nVmRSS:\t  123456 kB\n"),
+            parse_memory("VmHWM:\t  9 kB\nVmRSS:\t  123456 kB\n", "VmRSS:"),
             Some(126_418_944)
         );
-        assert_eq!(parse_resident("VmRSS: many"), None);
+        assert_eq!(parse_memory("VmRSS: many", "VmRSS:"), None);
         if cfg!(target_os = "linux") {
             assert!(resident_memory().is_some_and(|bytes| bytes > 100_000));
         }

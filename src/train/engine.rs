@@ -11,6 +11,7 @@ use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{Heads, Network, Tensors};
 use crate::ops::cpu::isa::Isa;
 use burn::tensor::{DType, Device, Tensor};
+use std::time::Instant;
 
 /// What the micro-batches since the last step have added up to.
 #[derive(Debug, Clone)]
@@ -38,6 +39,14 @@ pub struct StepSize {
     pub full: usize,
 }
 
+/// Seconds of the parts of a micro-batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Phases {
+    pub forward: f64,
+    pub loss: f64,
+    pub backward: f64,
+}
+
 /// A network in training on one device.
 pub struct Engine {
     pub network: Network,
@@ -50,6 +59,8 @@ pub struct Engine {
     pub norm_momentum: f64,
     /// Batch norms use and keep their running statistics.
     pub frozen_norms: bool,
+    /// Of the last micro-batch.
+    pub phases: Phases,
     /// Images that steps have used.
     pub images_seen: u64,
     device: Device,
@@ -80,6 +91,7 @@ impl Engine {
             gains,
             norm_momentum: NORM_MOMENTUM,
             frozen_norms: false,
+            phases: Phases::default(),
             images_seen: 0,
             device: device.clone(),
             window,
@@ -99,6 +111,7 @@ impl Engine {
         batch: &MicroBatch,
         head_weights: (f64, f64),
     ) -> Option<ShownLoss> {
+        let start = Instant::now();
         let layout = &self.network.layout;
         let device = self.device.clone().autodiff();
         let mut tensors = Tensors::new(layout, &self.state.params, &device, DType::F32);
@@ -110,6 +123,7 @@ impl Engine {
             one: true,
         };
         let out = self.network.forward(&tensors, batch.image(&device), heads);
+        let forward = start.elapsed().as_secs_f64();
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
         let mut shown = ShownLoss::default();
         let mut scores = [0.0; 2];
@@ -137,6 +151,7 @@ impl Engine {
             });
         }
         let total = total.expect("a network has a head");
+        let loss = start.elapsed().as_secs_f64() - forward;
         let mut grads = total.backward();
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
         if !self.frozen_norms {
@@ -144,6 +159,12 @@ impl Engine {
                 .update_running(layout, &mut self.state.buffers, self.norm_momentum);
             self.state.batches_tracked += 1;
         }
+        let backward = start.elapsed().as_secs_f64() - forward - loss;
+        self.phases = Phases {
+            forward,
+            loss,
+            backward,
+        };
         let w = &mut self.window;
         w.score_sums
             .iter_mut()

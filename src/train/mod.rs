@@ -1,5 +1,6 @@
 //! Training: plan, loop, optimizer, averaging.
 
+pub mod bench;
 mod ema;
 pub mod engine;
 mod error;

@@ -15,6 +15,7 @@ use crate::loss::{ShownLoss, head_weights};
 use crate::model::init::{self, State};
 use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
 use crate::model::{Network, ParamKind};
+use crate::ops;
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
@@ -41,6 +42,7 @@ pub fn run(
             threads,
             reason: e.to_string(),
         })?;
+    ops::set_lanes(settings.lanes);
     pool.install(|| Run::start(settings, interrupted, console)?.train())
 }
 

@@ -7,6 +7,7 @@ pub mod conv;
 pub mod isa;
 pub mod lanes;
 pub mod norm;
+pub mod peak;
 pub mod pool;
 pub mod shape;
 pub mod simd;

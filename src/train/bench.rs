@@ -1,0 +1,212 @@
+//! Times training steps as a run does them.
+
+use super::engine::{Engine, Phases};
+use super::error::TrainError;
+use super::optim::Optimizer;
+use super::plan;
+use super::session::{Data, cores, gains, loader_config};
+use crate::config::Settings;
+use crate::config::dataset::SplitName;
+use crate::config::model::ModelSpec;
+use crate::data::loader::Loader;
+use crate::eval::micro_batch;
+use crate::loss::head_weights;
+use crate::model::{Network, init};
+use crate::ops;
+use crate::ops::cpu::{isa::Isa, peak::peak_flops};
+use crate::report::{Console, peak_memory, tables::table};
+use burn::tensor::Device;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Median and least of a phase, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Milliseconds {
+    pub median: f64,
+    pub min: f64,
+}
+
+/// What a bench found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bench {
+    pub model: String,
+    pub imgsz: usize,
+    pub batch: usize,
+    pub threads: usize,
+    pub steps: usize,
+    pub isa: &'static str,
+    /// Of the median step, data included.
+    pub images_per_s: f64,
+    pub data_ms: Milliseconds,
+    pub forward_ms: Milliseconds,
+    pub loss_ms: Milliseconds,
+    pub backward_ms: Milliseconds,
+    pub optimizer_ms: Milliseconds,
+    pub step_ms: Milliseconds,
+    /// From the start of the process's work to the end of the first step.
+    pub first_step_s: f64,
+    pub peak_memory_bytes: Option<u64>,
+    /// Convolutions and matrix products, forward and both gradients, in the median step.
+    pub gflops: f64,
+    /// Of all threads in multiply-adds that touch no memory.
+    pub peak_gflops: f64,
+    pub share_of_peak: f64,
+}
+
+fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
+    seconds.sort_by(f64::total_cmp);
+    let n = seconds.len();
+    let median = if n % 2 == 1 {
+        seconds[n / 2]
+    } else {
+        (seconds[n / 2 - 1] + seconds[n / 2]) / 2.0
+    };
+    Milliseconds {
+        median: median * 1e3,
+        min: seconds[0] * 1e3,
+    }
+}
+
+/// Trains `--steps` steps of one micro-batch each, after two that are not counted.
+///
+/// # Errors
+/// As training.
+pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> {
+    let start = Instant::now();
+    let threads = settings.threads_or_default(cores());
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()
+        .map_err(|e| TrainError::Threads {
+            threads,
+            reason: e.to_string(),
+        })?;
+    ops::set_lanes(settings.lanes);
+    pool.install(|| {
+        let spec = ModelSpec::resolve(&settings.model)?;
+        let mut data = Data::open(settings, "bench", console)?;
+        let train = Arc::new(data.split(SplitName::Train, None, console)?);
+        let network = Network::new(spec, train.names.len());
+        let flops: u64 = network.table(settings.imgsz).iter().map(|r| r.flops).sum();
+        let state = init::init(&network, settings.seed);
+        let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX))?;
+        let batches = loader.batches_per_epoch();
+        let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
+        let optimizer = Optimizer::new(
+            plan.algorithm,
+            settings.weight_decay,
+            network.layout.param_len,
+        );
+        let weights = head_weights(network.spec.one_to_one, 0, 2);
+        let mut engine = Engine::new(network, state, optimizer, gains(settings), &Device::flex());
+        let (mut phases, mut waits, mut optimizer_s, mut all) = (vec![], vec![], vec![], vec![]);
+        let mut first_step_s = 0.0;
+        let mut epoch = 0;
+        let mut stream = loader.train_epoch(epoch, 0);
+        while all.len() < settings.steps + 2 {
+            let begin = Instant::now();
+            let batch = match stream.next() {
+                Some(batch) => batch?,
+                None => {
+                    epoch += 1;
+                    stream = loader.train_epoch(epoch, 0);
+                    continue;
+                }
+            };
+            // a shorter batch at an epoch's end would be another amount of work
+            if batch.len() < settings.batch && all.len() < batches.saturating_sub(1) {
+                continue;
+            }
+            waits.push(begin.elapsed().as_secs_f64());
+            let micro = micro_batch(&batch);
+            let not_finite = |what| TrainError::NotFinite {
+                what,
+                epoch,
+                batch: all.len(),
+                step: 0,
+                files: vec![],
+            };
+            engine
+                .accumulate(&micro, weights)
+                .ok_or_else(|| not_finite("loss"))?;
+            phases.push(engine.phases);
+            let stepped = Instant::now();
+            let rates = plan.schedule.rates(0, 0);
+            engine
+                .step(&rates, plan.size)
+                .ok_or_else(|| not_finite("gradient"))?;
+            optimizer_s.push(stepped.elapsed().as_secs_f64());
+            all.push(begin.elapsed().as_secs_f64());
+            if all.len() == 1 {
+                first_step_s = start.elapsed().as_secs_f64();
+            }
+        }
+        let of = |f: fn(&Phases) -> f64| milliseconds(phases[2..].iter().map(f).collect());
+        let step_ms = milliseconds(all[2..].to_vec());
+        let seconds = step_ms.median / 1e3;
+        let gflops = 3.0 * flops as f64 * settings.batch as f64 / seconds / 1e9;
+        let peak_gflops = peak_flops(Isa::best()) / 1e9;
+        Ok(Bench {
+            model: engine.network.spec.name.clone(),
+            imgsz: settings.imgsz,
+            batch: settings.batch,
+            threads,
+            steps: settings.steps,
+            isa: Isa::best().name(),
+            images_per_s: settings.batch as f64 / seconds,
+            data_ms: milliseconds(waits[2..].to_vec()),
+            forward_ms: of(|p| p.forward),
+            loss_ms: of(|p| p.loss),
+            backward_ms: of(|p| p.backward),
+            optimizer_ms: milliseconds(optimizer_s[2..].to_vec()),
+            step_ms,
+            first_step_s,
+            peak_memory_bytes: peak_memory(),
+            gflops,
+            peak_gflops,
+            share_of_peak: gflops / peak_gflops,
+        })
+    })
+}
+
+impl Bench {
+    /// As a person reads it.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let row = |name: &str, m: Milliseconds| {
+            vec![
+                name.into(),
+                format!("{:.2}", m.median),
+                format!("{:.2}", m.min),
+            ]
+        };
+        let rows = [
+            row("data (waiting)", self.data_ms),
+            row("forward", self.forward_ms),
+            row("loss", self.loss_ms),
+            row("backward", self.backward_ms),
+            row("optimizer", self.optimizer_ms),
+            row("step", self.step_ms),
+        ];
+        let memory = self.peak_memory_bytes.map_or("-".into(), |m| {
+            format!("{:.0} MiB", m as f64 / f64::from(1 << 20))
+        });
+        format!(
+            "{}{} {}x{}, batch {}, {} threads, {}: {:.2} images/s\n{:.1} GFLOP/s, {:.1} % of {:.1} (multiply-adds without memory)\n\
+             peak memory {memory}, first step after {:.2} s\n",
+            table(&["milliseconds", "median", "min"], &rows),
+            self.model,
+            self.imgsz,
+            self.imgsz,
+            self.batch,
+            self.threads,
+            self.isa,
+            self.images_per_s,
+            self.gflops,
+            100.0 * self.share_of_peak,
+            self.peak_gflops,
+            self.first_step_s,
+        )
+    }
+}
