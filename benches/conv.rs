@@ -278,7 +278,8 @@ fn main() {
                 None => seen.push((*s, 1, t)),
             }
         }
-        let classes: [(&str, fn(&ConvShape) -> bool); 7] = [
+        type Class = (&'static str, fn(&ConvShape) -> bool);
+        let classes: [Class; 7] = [
             ("all", |_| true),
             ("1x1", |s| s.k == 1),
             ("3x3 stride 1", |s| {

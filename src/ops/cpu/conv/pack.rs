@@ -62,7 +62,9 @@ impl Panels {
     ) -> Panels {
         let mut blocks = blocks(isa, channels);
         let width = isa.width();
-        blocks[0].pairs = even && 2 * channels <= width;
+        if let Some(only) = blocks.first_mut() {
+            only.pairs = even && 2 * channels <= width;
+        }
         let vectors: usize = blocks.iter().map(|b| b.vectors).sum();
         let mut data = Buffer::take(vectors * width * rows);
         let shared = Shared::new(&mut data);
