@@ -17,6 +17,9 @@ pub use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
+/// Most elements of a vector.
+pub const MAX_N: usize = 16;
+
 /// A token for an instruction set that the machine has; its methods are that set's operations on vectors of
 /// `N` float32. Values of it are made by `Isa::run` alone (making one elsewhere is `unsafe`).
 ///
@@ -52,6 +55,33 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `p..p + n` can be written; nothing behind is touched.
     unsafe fn store_first(self, p: *mut f32, v: Self::V, n: usize);
+
+    /// Two numbers, repeated.
+    ///
+    /// # Safety
+    /// `p..p + 2` can be read.
+    #[inline(always)]
+    unsafe fn splat_pair(self, p: *const f32) -> Self::V {
+        let mut v = [0.0f32; MAX_N];
+        for (i, v) in v.iter_mut().enumerate().take(Self::N) {
+            // SAFETY: the caller's.
+            *v = unsafe { *p.add(i % 2) };
+        }
+        // SAFETY: a vector has at most `MAX_N` elements.
+        unsafe { self.load(v.as_ptr()) }
+    }
+    /// Sums of neighbours in the first half; the second half is unspecified.
+    #[inline(always)]
+    fn add_pairs(self, a: Self::V) -> Self::V {
+        let mut v = [0.0f32; MAX_N];
+        // SAFETY: a vector has at most `MAX_N` elements.
+        unsafe { self.store(v.as_mut_ptr(), a) };
+        for i in 0..Self::N / 2 {
+            v[i] = v[2 * i] + v[2 * i + 1];
+        }
+        // SAFETY: as above.
+        unsafe { self.load(v.as_ptr()) }
+    }
 
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;

@@ -62,6 +62,8 @@ struct Taps {
 struct Gather {
     src: Grid,
     dst: Grid,
+    /// Of a pixel of the input.
+    channels: usize,
     step: usize,
     /// From a pixel to the first number that the next output row reads and this one does not.
     next_row: isize,
@@ -109,6 +111,7 @@ impl Gather {
         let next_row =
             (rows.low + rows.count as isize) * src.row as isize + columns.low * src.pixel as isize;
         Gather {
+            channels,
             next_row,
             src,
             dst,
@@ -117,6 +120,16 @@ impl Gather {
             columns: column_bands,
             runs,
             panels,
+        }
+    }
+
+    /// Taps along a row that meet the same input one pixel further on: 3, or 0 if it is not so.
+    fn sliding(&self, columns: &Band) -> usize {
+        let joined = self.src.pixel == self.channels;
+        if joined && self.step == 1 && columns.last - columns.first == 3 {
+            3
+        } else {
+            0
         }
     }
 
@@ -197,6 +210,8 @@ impl Gather {
                                 pixels,
                                 runs,
                                 w: panel,
+                                pairs: block.pairs,
+                                taps: if down { 0 } else { self.sliding(columns) },
                                 channels: block.channels,
                                 ahead: if down { Ahead::default() } else { ahead },
                                 add,
@@ -281,7 +296,7 @@ pub(super) fn forward<T: Send>(
                     out[..b.channels].copy_from_slice(from);
                 }
             };
-            let panels = Panels::pack(isa, co_g, k * k * ci_g, fill);
+            let panels = Panels::pack(isa, co_g, (k * k * ci_g, ci_g.is_multiple_of(2)), fill);
             let src = Grid {
                 at: g * ci_g,
                 image: shape.h * shape.w * ci,
@@ -385,7 +400,12 @@ pub(super) fn backward_data(
                         }
                     }
                 };
-                let panels = Panels::pack(isa, ci_g, rows.count * columns.count * co_g, fill);
+                let panels = Panels::pack(
+                    isa,
+                    ci_g,
+                    (rows.count * columns.count * co_g, co_g.is_multiple_of(2)),
+                    fill,
+                );
                 let src = Grid {
                     at: g * co_g,
                     image: oh * ow * co,

@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::super::buffer::{Buffer, Shared};
 use super::super::isa::Isa;
+use super::super::simd::MAX_N;
 
 /// Consecutive output channels that a tile computes together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub(super) struct Block {
     pub channels: usize,
     /// Vectors that hold them.
     pub vectors: usize,
+    /// At most half a vector: two rows of the panel stand in one, their numbers in turn, so that the vector is full.
+    pub pairs: bool,
 }
 
 /// Cuts `channels` into blocks of one to three vectors, none of one where there are more.
@@ -32,6 +35,7 @@ pub(super) fn blocks(isa: Isa, channels: usize) -> Vec<Block> {
             start,
             channels: width,
             vectors,
+            pairs: false,
         });
         start += width;
         left -= vectors;
@@ -48,15 +52,19 @@ pub(super) struct Panels {
 }
 
 impl Panels {
-    /// `fill(row, block, out)` writes one row of `block.channels` numbers for rows `row..`; see `pack`.
+    /// `fill(block, panel, pitch)` writes the first `block.channels` numbers of the panel's rows, `pitch` apart.
+    /// `even`: every run of rows has an even start and length.
     pub fn pack(
         isa: Isa,
         channels: usize,
-        rows: usize,
+        (rows, even): (usize, bool),
         fill: impl Fn(&Block, &mut [f32], usize) + Sync,
     ) -> Panels {
-        let blocks = blocks(isa, channels);
+        let mut blocks = blocks(isa, channels);
         let width = isa.width();
+        if let Some(only) = blocks.first_mut() {
+            only.pairs = even && 2 * channels <= width;
+        }
         let vectors: usize = blocks.iter().map(|b| b.vectors).sum();
         let mut data = Buffer::take(vectors * width * rows);
         let shared = Shared::new(&mut data);
@@ -70,6 +78,16 @@ impl Panels {
                 }
             }
             fill(b, panel, pitch);
+            if b.pairs {
+                for i in 0..rows / 2 {
+                    let mut row = [0.0; MAX_N];
+                    for c in 0..width / 2 {
+                        row[2 * c] = panel[2 * i * width + c];
+                        row[2 * c + 1] = panel[(2 * i + 1) * width + c];
+                    }
+                    panel[i * width..][..width].copy_from_slice(&row[..width]);
+                }
+            }
         };
         if rows * channels > 1 << 14 {
             blocks.par_iter().for_each(one);

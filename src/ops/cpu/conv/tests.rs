@@ -270,7 +270,7 @@ fn an_image_gives_the_same_bytes_alone_and_at_every_position_of_a_batch() {
             let one = s.image();
             let (a, b) = (one.x_len(), one.y_len());
             for i in 0..s.n {
-                let lane = [0..1];
+                let lane = cut(1, 1);
                 let [yi, dxi, _] = all(isa, &one, &x[i * a..][..a], &w, &dy[i * b..][..b], &lane);
                 assert_eq!(yi, y[i * b..][..b], "forward {isa:?} {s:?} image {i}");
                 assert_eq!(

@@ -1,5 +1,8 @@
 //! The inner loop of the weight gradient: `R` numbers of one side times `NV` vectors of the other, over pixels.
 
+// Loops over constants become registers; iterators over two arrays at once would hide which.
+#![allow(clippy::needless_range_loop)]
+
 use super::super::isa::{Isa, Kernel};
 use super::super::simd::Simd;
 

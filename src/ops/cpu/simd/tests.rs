@@ -43,6 +43,9 @@ impl Kernel for Every<'_> {
             ln(s, a),
             s.splat(s.reduce_add(c)),
             s.splat(s.reduce_max(c)),
+            s.add_pairs(c),
+            // SAFETY: `a` has two numbers.
+            unsafe { s.splat_pair(self.0.as_ptr()) },
         ]
         .iter()
         .map(|&v| {
@@ -112,6 +115,12 @@ fn every_operation_of_every_instruction_set_equals_float64() {
                         (got - w).abs() <= 4e-7 * scale + 1e-7,
                         "{isa:?} operation {j}: {got} for {w}"
                     );
+                }
+            }
+            for i in 0..isa.width() {
+                assert_eq!(rows[25][i], a[i % 2]);
+                if i < isa.width() / 2 {
+                    assert_eq!(rows[24][i], c[2 * i] + c[2 * i + 1]);
                 }
             }
             let n = isa.width();

@@ -76,6 +76,10 @@ impl Simd for Avx512 {
         fn le(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b);
         fn eq(a: __m512, b: __m512) -> __mmask16 = _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b);
         fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 = _mm512_mask_blend_ps(m, b, a);
+        fn add_pairs(a: __m512) -> __m512 = {
+            let (even, odd) = even_odd(a);
+            _mm512_add_ps(even, odd)
+        };
         fn reduce_add(a: __m512) -> f32 =
             add_halves(_mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a)));
         fn reduce_max(a: __m512) -> f32 =
@@ -98,6 +102,11 @@ impl Simd for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast_const().cast()) }
     }
     #[inline(always)]
+    unsafe fn splat_pair(self, p: *const f32) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe { _mm512_castpd_ps(_mm512_set1_pd(p.cast::<f64>().read_unaligned())) }
+    }
+    #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m512 {
         // SAFETY: the caller's.
         unsafe { _mm512_loadu_ps(p) }
@@ -116,6 +125,19 @@ impl Simd for Avx512 {
     unsafe fn store_first(self, p: *mut f32, v: __m512, n: usize) {
         // SAFETY: the caller's; masked elements are not accessed.
         unsafe { _mm512_mask_storeu_ps(p, first16(n), v) }
+    }
+}
+
+#[inline(always)]
+unsafe fn even_odd(a: __m512) -> (__m512, __m512) {
+    // SAFETY: called with a token for AVX-512.
+    unsafe {
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
+        let odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+        (
+            _mm512_permutexvar_ps(even, a),
+            _mm512_permutexvar_ps(odd, a),
+        )
     }
 }
 
@@ -177,6 +199,11 @@ impl Simd for Avx2 {
     fn prefetch_write(self, p: *mut f32) {
         // SAFETY: as above.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(p.cast_const().cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat_pair(self, p: *const f32) -> __m256 {
+        // SAFETY: the caller's.
+        unsafe { _mm256_castpd_ps(_mm256_set1_pd(p.cast::<f64>().read_unaligned())) }
     }
     #[inline(always)]
     unsafe fn load(self, p: *const f32) -> __m256 {
