@@ -262,6 +262,84 @@ fn the_number_of_workers_does_not_change_the_weights() {
 }
 
 #[test]
+fn the_number_of_threads_does_not_change_the_weights_but_the_lanes_do() {
+    let t = workplace();
+    let run = |name: &str, more: &[&str]| {
+        let mut c = yolo_train(t.path());
+        // ten steps: eight images, two a batch, a step each
+        c.args([
+            "--data",
+            "data.yaml",
+            "--imgsz",
+            "64",
+            "--batch",
+            "2",
+            "--accumulate",
+            "1",
+            "--epochs",
+            "3",
+        ])
+        .args(["--name", name, "--val=false"])
+        .args(more)
+        .assert()
+        .success();
+        read(
+            &t.path().join("runs/detect").join(name),
+            "weights/last.safetensors",
+        )
+    };
+    let one = run("one", &["--threads", "1"]);
+    assert_eq!(one, run("two", &["--threads", "2"]));
+    assert_eq!(one, run("three", &["--threads", "3"]));
+    assert_ne!(
+        one,
+        run("lanes", &["--threads", "1", "--lanes", "1"]),
+        "sums are formed in another order"
+    );
+}
+
+#[test]
+fn bench_prints_one_object_with_its_phases() {
+    let t = workplace();
+    let out = yolo_train(t.path())
+        .args([
+            "bench",
+            "--data",
+            "data.yaml",
+            "--imgsz",
+            "64",
+            "--batch",
+            "2",
+            "--steps",
+            "3",
+            "--json",
+        ])
+        .assert()
+        .success()
+        .get_output()
+        .clone();
+    let b: Value = serde_json::from_slice(&out.stdout).unwrap();
+    let phases = [
+        "data_ms",
+        "forward_ms",
+        "loss_ms",
+        "backward_ms",
+        "optimizer_ms",
+    ];
+    let sum: f64 = phases
+        .iter()
+        .map(|p| b[p]["median"].as_f64().unwrap())
+        .sum();
+    let step = b["step_ms"]["median"].as_f64().unwrap();
+    assert!(sum > 0.5 * step && sum < 1.5 * step, "{b}");
+    assert!(
+        b["images_per_s"].as_f64().unwrap() > 0.0 && b["peak_gflops"].as_f64().unwrap() > 0.1,
+        "{b}"
+    );
+    assert!(!t.path().join("runs").exists(), "a bench leaves nothing");
+}
+
+#[test]
 fn other_networks_train_and_validate_too() {
     let t = workplace();
     for (model, loss) in [("yolov8n", "train/dfl_loss"), ("yolo11n", "train/dfl_loss")] {

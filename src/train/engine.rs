@@ -329,6 +329,67 @@ mod tests {
     }
 
     #[test]
+    fn with_frozen_norms_an_image_gives_the_same_bytes_alone_and_in_a_batch() {
+        let (pixels, truths) = (pixels(3), truths(3));
+        let one = 64 * 64 * 3;
+        let e = engine("yolo26n");
+        let device = Device::flex().autodiff();
+        let run = |pixels: &[u8], truths: Vec<Vec<GroundTruth>>| {
+            let batch = MicroBatch {
+                pixels,
+                height: 64,
+                width: 64,
+                truths,
+            };
+            let t = Tensors::new(&e.network.layout, &e.state.params, &device, DType::F32)
+                .with_running_stats(&e.network.layout, &e.state.buffers);
+            let x = batch.image(&device).require_grad();
+            let out = e
+                .network
+                .forward(
+                    &t,
+                    x.clone(),
+                    Heads {
+                        many: true,
+                        one: true,
+                    },
+                )
+                .one_to_many
+                .unwrap();
+            let c = Criterion {
+                reg_max: 1,
+                gains: GAINS,
+                topk: ONE_TO_MANY,
+            };
+            let anchors = Anchors::new(64, 64, &e.network.strides);
+            let loss = weighted_loss(&out, &batch.truths, &anchors, &c, 1.0).0;
+            let gradient = x.grad(&loss.backward()).unwrap();
+            let bytes = |t: Vec<f32>| t.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            let scores = out.scores.inner().into_data().try_to_vec::<f32>().unwrap();
+            (
+                bytes(scores),
+                bytes(gradient.into_data().try_to_vec::<f32>().unwrap()),
+            )
+        };
+        let (scores, gradient) = run(&pixels, truths.clone());
+        for i in 0..3 {
+            let (s, g) = run(&pixels[i * one..(i + 1) * one], truths[i..=i].to_vec());
+            assert!(
+                s == scores[i * s.len()..(i + 1) * s.len()],
+                "forward of image {i}"
+            );
+            assert!(
+                g == gradient[i * g.len()..(i + 1) * g.len()],
+                "gradient of image {i}"
+            );
+            assert!(
+                g.iter().any(|&b| f32::from_bits(b) != 0.0),
+                "a gradient arrives at the image"
+            );
+        }
+    }
+
+    #[test]
     fn a_step_shorter_than_a_full_one_weighs_its_images() {
         let (pixels, truths) = (pixels(1), truths(1));
         let batch = MicroBatch {
