@@ -16,19 +16,75 @@ use std::sync::{Mutex, PoisonError};
 
 /// A cache line; also the width of the widest vector.
 const ALIGN: usize = 64;
-/// Free bytes beyond this are given back to the system.
-const CAP: usize = 2 << 30;
-
-/// Free blocks by size.
-struct Free {
-    blocks: BTreeMap<usize, Vec<Block>>,
-    bytes: usize,
+/// Blocks of one size that nobody uses.
+struct Shelf {
+    blocks: Vec<Block>,
+    /// When a block of this size was last asked for or came back.
+    used: u64,
 }
 
-static FREE: Mutex<Free> = Mutex::new(Free {
-    blocks: BTreeMap::new(),
-    bytes: 0,
+/// Everything that was allocated.
+struct Store {
+    shelves: BTreeMap<usize, Shelf>,
+    /// Bytes on shelves.
+    free: usize,
+    /// Bytes in use, and the most that ever were.
+    live: usize,
+    most: usize,
+    clock: u64,
+}
+
+static STORE: Mutex<Store> = Mutex::new(Store {
+    shelves: BTreeMap::new(),
+    free: 0,
+    live: 0,
+    most: 0,
+    clock: 0,
 });
+
+impl Store {
+    fn shelf(&mut self, bytes: usize) -> &mut Shelf {
+        self.clock += 1;
+        let shelf = self.shelves.entry(bytes).or_insert(Shelf {
+            blocks: vec![],
+            used: 0,
+        });
+        shelf.used = self.clock;
+        shelf
+    }
+
+    fn take(&mut self, bytes: usize) -> Option<Block> {
+        self.live += bytes;
+        self.most = self.most.max(self.live);
+        let block = self.shelf(bytes).blocks.pop()?;
+        self.free -= bytes;
+        Some(block)
+    }
+
+    /// Keeps a block. Free memory is at most what was ever in use at once: a step of one image size finds all of its
+    /// buffers again, and where sizes change those that were not used for longest go back to the system, which is
+    /// what this returns.
+    fn give_back(&mut self, block: Block) -> Vec<Block> {
+        let bytes = block.bytes;
+        self.live -= bytes;
+        self.free += bytes;
+        self.shelf(bytes).blocks.push(block);
+        let mut surplus = vec![];
+        while self.free > self.most {
+            let oldest = self
+                .shelves
+                .iter()
+                .filter(|s| !s.1.blocks.is_empty())
+                .min_by_key(|s| s.1.used);
+            let Some((&size, _)) = oldest else { break };
+            if let Some(block) = self.shelves.get_mut(&size).and_then(|s| s.blocks.pop()) {
+                self.free -= size;
+                surplus.push(block);
+            }
+        }
+        surplus
+    }
+}
 
 /// An owned piece of memory of `bytes` bytes, a multiple of 4 and not 0.
 struct Block {
@@ -47,15 +103,15 @@ impl Block {
             .expect("sizes of tensors are far below the address space")
     }
 
-    /// Memory with whatever is in it: what an earlier owner left, or nothing defined. Fresh memory is cleared, so that
-    /// every byte has a value.
+    /// Memory with whatever an earlier owner left in it. Fresh memory is cleared, so that every byte has a value.
     fn take(bytes: usize) -> Self {
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(block) = free.blocks.get_mut(&bytes).and_then(Vec::pop) {
-            free.bytes -= bytes;
+        if let Some(block) = STORE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take(bytes)
+        {
             return block;
         }
-        drop(free);
         // SAFETY: the layout's size is not 0 (see `Buffer::new`).
         let at = unsafe { alloc(Self::layout(bytes)) };
         let Some(at) = NonNull::new(at) else {
@@ -66,30 +122,31 @@ impl Block {
         Self { at, bytes }
     }
 
-    /// Back to the free ones, or to the system where there are enough.
+    /// Back to the free ones.
     fn give_back(self) {
-        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-        if free.bytes + self.bytes > CAP {
-            drop(free);
-            // SAFETY: allocated in `take` with this layout, and nobody refers to it: `self` is consumed.
-            unsafe { dealloc(self.at.as_ptr(), Self::layout(self.bytes)) };
-            return;
-        }
-        free.bytes += self.bytes;
-        free.blocks.entry(self.bytes).or_default().push(self);
+        let surplus = STORE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .give_back(self);
+        surplus.into_iter().for_each(Self::release);
+    }
+
+    fn release(self) {
+        // SAFETY: allocated in `take` with this layout, and nobody refers to it: `self` is consumed.
+        unsafe { dealloc(self.at.as_ptr(), Self::layout(self.bytes)) };
     }
 }
 
-/// Gives all free buffers back to the system: at a change of image size, before validation.
+/// Gives all free buffers back to the system.
 pub fn trim() {
-    let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
-    let blocks = std::mem::take(&mut free.blocks);
-    free.bytes = 0;
-    drop(free);
-    for block in blocks.into_values().flatten() {
-        // SAFETY: as in `give_back`.
-        unsafe { dealloc(block.at.as_ptr(), Block::layout(block.bytes)) };
-    }
+    let mut store = STORE.lock().unwrap_or_else(PoisonError::into_inner);
+    let shelves = std::mem::take(&mut store.shelves);
+    (store.free, store.most) = (0, store.live);
+    drop(store);
+    shelves
+        .into_values()
+        .flat_map(|s| s.blocks)
+        .for_each(Block::release);
 }
 
 /// The storage of a tensor over a block.
@@ -205,6 +262,16 @@ mod tests {
         let mut other = Buffer::new(len);
         other.fill(9.0);
         assert!(u.as_slice::<f32>().unwrap().iter().all(|&v| v == 1.0));
+    }
+
+    #[test]
+    fn free_memory_stays_below_what_was_in_use_at_once() {
+        // sizes that change from round to round, as with multi-scale training
+        for round in 0..50 {
+            let _both = (Buffer::new(200_000 + round), Buffer::new(300_000 + round));
+        }
+        let store = STORE.lock().unwrap();
+        assert!(store.free <= store.most);
     }
 
     #[test]

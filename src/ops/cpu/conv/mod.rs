@@ -3,8 +3,8 @@
 //! Values depend on shapes and data alone, not on the number of threads (work is cut by shape, every sum has a
 //! fixed order), and those of an image not on the rest of the batch. All of it runs in the caller's rayon pool.
 //!
-//! Read [`gather`] first: forward and data gradient are the same loop over [`tile`]s. [`weight`] is the weight
-//! gradient, [`depthwise`] the case of one filter per channel.
+//! Read `gather` first: forward and data gradient are the same loop over `tile`s. `weight` is the weight
+//! gradient, `depthwise` the case of one filter per channel.
 
 mod bias;
 mod depthwise;
