@@ -1,5 +1,7 @@
 //! The network, its loss and its gradients against float64 references (`shared/golden`).
 
+#[path = "support/isa.rs"]
+mod isa;
 #[path = "support/shared.rs"]
 mod support;
 
@@ -390,3 +392,8 @@ macro_rules! golden {
     })* };
 }
 golden!(yolo26n_nc80 yolo26n_nc3 yolo11n_nc80 yolov8n_nc3);
+
+#[test]
+fn the_float32_shared_references_hold_under_every_instruction_set() {
+    isa::under_every_other_isa("in_float32");
+}

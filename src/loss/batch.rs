@@ -1,7 +1,8 @@
 //! What the loss of a batch is computed from, and what is shown of it.
 
 use super::{Components, Gains, GroundTruth, HeadLoss};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use crate::ops;
+use burn::tensor::{Device, Tensor};
 
 /// Images of equal size with their objects.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,9 +19,8 @@ impl MicroBatch<'_> {
     /// `[n, height, width, 3]` in 0..1.
     #[must_use]
     pub fn image(&self, device: &Device) -> Tensor<4> {
-        let values: Vec<f32> = self.pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
         let shape = [self.truths.len(), self.height, self.width, 3];
-        Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+        ops::image(self.pixels, shape, device)
     }
 }
 

@@ -4,7 +4,7 @@
 //! may be written into.
 
 use super::cpu::pool;
-use super::extension::{AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Record};
+use super::extension::{AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
@@ -258,6 +258,9 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
         }
     }
 
+    fn on_slices(_: F<Self>, _: F<Self>, _: Slices) -> (F<Self>, F<Self>) {
+        unreachable!("called on tensors outside the graph")
+    }
     fn conv_dx(_: F<Self>, _: F<Self>, _: F<Self>, _: ConvArgs) -> F<Self> {
         unreachable!("{ONCE}")
     }

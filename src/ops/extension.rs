@@ -91,6 +91,16 @@ pub struct AttendArgs {
     pub record: Record<attention::RowSums>,
 }
 
+/// A function on the values of two tensors.
+#[derive(Clone)]
+pub struct Slices(pub super::SliceFn);
+
+impl std::fmt::Debug for Slices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Slices")
+    }
+}
+
 /// Forward and backward of the operations, on NHWC activations.
 #[backend_extension(Flex, Autodiff)]
 pub trait Kernels: Backend {
@@ -162,6 +172,12 @@ pub trait Kernels: Backend {
     ) -> FloatTensor<Self>;
     /// `a + b` of one shape.
     fn sum(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// `f` on the values of two tensors; the results have their shapes. No gradient passes.
+    fn on_slices(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        f: Slices,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
     /// `[1]` zero whose backward pass registers `gradient` for `x` (which has its shape) whatever its own gradient.
     fn injected(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
     /// Attended values of `qkv` `[n, h, w, heads * (2 key + head)]`: `[n, h, w, heads * head]`.

@@ -4,11 +4,10 @@ use super::NORM_EPS;
 use super::cpu::conv::{
     ConvShape, Epilogue, column_sums, conv_backward_data, conv_backward_weight, conv_forward,
 };
-use super::cpu::isa::Isa;
 use super::cpu::norm::{self, Affine};
 use super::cpu::{attention, lanes, pool, shape};
 use super::extension::{
-    AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Statistics,
+    AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Slices, Statistics,
 };
 use super::memory::Buffer;
 use burn::backend::TensorMetadata;
@@ -56,6 +55,13 @@ fn copy(t: &T) -> Buffer {
     b
 }
 
+/// Pixels of 0..=255 as values of 0..1.
+pub(super) fn image(pixels: &[u8], shape: [usize; 4]) -> T {
+    let mut values = buffer(pixels.len());
+    shape::unit_pixels(pixels, &mut values);
+    values.into_tensor(shape)
+}
+
 fn dims4(t: &T) -> [usize; 4] {
     let s = t.shape();
     [s[0], s[1], s[2], s[3]]
@@ -96,7 +102,7 @@ fn convolve(x: T, w: T, a: ConvArgs, epilogue: Epilogue) -> T {
     let (x, w) = (dense(x), dense(w));
     let s = conv_shape(&x, &w, a);
     let mut y = buffer(s.y_len());
-    conv_forward(Isa::best(), &s, values(&x), values(&w), &mut y, epilogue);
+    conv_forward(super::isa(), &s, values(&x), values(&w), &mut y, epilogue);
     y.into_tensor([s.n, s.out_h(), s.out_w(), s.co])
 }
 
@@ -141,7 +147,7 @@ impl Kernels for Flex {
         let (dy, w) = (dense(dy), dense(w));
         let s = conv_shape(&like, &w, a);
         let mut dx = buffer(s.x_len());
-        conv_backward_data(Isa::best(), &s, values(&dy), values(&w), &mut dx, false);
+        conv_backward_data(super::isa(), &s, values(&dy), values(&w), &mut dx, false);
         dx.into_tensor(like.shape())
     }
     fn conv_dw(dy: T, x: T, like: T, a: ConvArgs) -> T {
@@ -149,7 +155,7 @@ impl Kernels for Flex {
         let s = conv_shape(&x, &like, a);
         let mut dw = buffer(s.w_len());
         let lanes = lanes::cut(s.n, a.lanes);
-        conv_backward_weight(Isa::best(), &s, values(&x), values(&dy), &lanes, &mut dw);
+        conv_backward_weight(super::isa(), &s, values(&x), values(&dy), &lanes, &mut dw);
         dw.into_tensor(like.shape())
     }
     fn bias(y: T, b: T, _lanes: usize) -> T {
@@ -172,7 +178,7 @@ impl Kernels for Flex {
         let [n, _, _, c] = dims4(&dy);
         let mut db = buffer(c);
         column_sums(
-            Isa::best(),
+            super::isa(),
             values(&dy),
             n,
             &lanes::cut(n, lane_count),
@@ -183,7 +189,7 @@ impl Kernels for Flex {
     fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
         let (y, gamma, beta) = (dense(y), dense(gamma), dense(beta));
         let [n, h, w, c] = dims4(&y);
-        let isa = Isa::best();
+        let isa = super::isa();
         let (affine, moments) = match &a.statistics {
             Statistics::Fixed(s) => (
                 Affine::fixed(&s.0, &s.1, values(&gamma), values(&beta), NORM_EPS),
@@ -207,7 +213,7 @@ impl Kernels for Flex {
     fn norm_act_grad(da: T, y: T, a: NormArgs) -> (T, T, T) {
         let (mut da, y) = (dense(da), dense(y));
         let [n, h, w, c] = dims4(&y);
-        let isa = Isa::best();
+        let isa = super::isa();
         let Normalised { affine, moments } = a.record.left();
         let lanes = lanes::cut(n, a.lanes);
         let (mut dz, parts) = if is_own(&da) {
@@ -231,14 +237,14 @@ impl Kernels for Flex {
         let x = dense(x);
         let g = grid(&x);
         let mut y = buffer(g.len());
-        winners.set(pool::max_pool5(Isa::best(), values(&x), g, &mut y));
+        winners.set(pool::max_pool5(super::isa(), values(&x), g, &mut y));
         y.into_tensor(x.shape())
     }
     fn pool5_dx(dy: T, winners: Record<pool::Winners>) -> T {
         let dy = dense(dy);
         let g = grid(&dy);
         let mut dx = buffer(g.len());
-        pool::max_pool5_gradient(Isa::best(), winners.left(), values(&dy), g, &mut dx);
+        pool::max_pool5_gradient(super::isa(), winners.left(), values(&dy), g, &mut dx);
         dx.into_tensor(dy.shape())
     }
     fn up2(x: T) -> T {
@@ -288,6 +294,12 @@ impl Kernels for Flex {
         shape::add(values(&a), values(&b), &mut y);
         y.into_tensor(a.shape())
     }
+    fn on_slices(a: T, b: T, f: Slices) -> (T, T) {
+        let (a, b) = (dense(a), dense(b));
+        let (mut x, mut y) = (buffer(values(&a).len()), buffer(values(&b).len()));
+        (f.0)(values(&a), values(&b), &mut x, &mut y);
+        (x.into_tensor(a.shape()), y.into_tensor(b.shape()))
+    }
     fn injected(x: T, gradient: T) -> T {
         assert_eq!(
             x.shape(),
@@ -302,7 +314,7 @@ impl Kernels for Flex {
         let [n, h, w, _] = dims4(&qkv);
         let (mut out, mut own) = (buffer(n * h * w * s.width()), buffer(n * h * w * s.width()));
         a.record.set(attention::attend(
-            Isa::best(),
+            super::isa(),
             values(&qkv),
             s,
             &mut out,
@@ -315,7 +327,7 @@ impl Kernels for Flex {
         let s = attention_shape(&qkv, &a);
         let mut dqkv = buffer(values(&qkv).len());
         attention::attend_gradient(
-            Isa::best(),
+            super::isa(),
             values(&qkv),
             a.record.left(),
             values(&d),

@@ -18,9 +18,11 @@ pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
 pub use shape::{add, attend, concat, max_pool5, part, split_channels, upsample2};
 
 use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::backend::flex::Flex;
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use extension::Kernels;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 static LANES: AtomicUsize = AtomicUsize::new(4);
 
@@ -32,6 +34,13 @@ pub fn set_lanes(lanes: usize) {
 /// See [`set_lanes`].
 pub fn lanes() -> usize {
     LANES.load(Ordering::Relaxed)
+}
+
+/// The instruction set of the kernels: `YOLO_TRAIN_ISA`, otherwise the machine's best. Whoever starts a run asks
+/// [`cpu::isa::Isa::detect`] first, which says what is wrong with the variable.
+pub fn isa() -> cpu::isa::Isa {
+    static ISA: OnceLock<cpu::isa::Isa> = OnceLock::new();
+    *ISA.get_or_init(|| cpu::isa::Isa::detect().unwrap_or_else(|_| cpu::isa::Isa::best()))
 }
 
 static KERNELS: AtomicBool = AtomicBool::new(true);
@@ -48,6 +57,30 @@ fn kernels_enabled() -> bool {
 /// Whether the kernels apply to this tensor: float32 on the CPU.
 pub fn kernels_apply<const D: usize>(x: &Tensor<D>) -> bool {
     extension::available(x)
+}
+
+/// What [`on_slices`] runs: values of two tensors, and where values of the same sizes go (all of them are written).
+pub type SliceFn = Arc<dyn Fn(&[f32], &[f32], &mut [f32], &mut [f32]) + Send + Sync>;
+
+/// Runs `f` on the values of two tensors on which the kernels apply, outside the graph; the results have their shapes.
+pub fn on_slices(a: Tensor<3>, b: Tensor<3>, f: SliceFn) -> (Tensor<3>, Tensor<3>) {
+    let (a, b) = (a.inner().into_dispatch(), b.inner().into_dispatch());
+    let (x, y) = <Dispatch as Kernels>::on_slices(a, b, extension::Slices(f));
+    (Tensor::from_dispatch(x), Tensor::from_dispatch(y))
+}
+
+/// Pixels `[n, h, w, 3]` of 0..=255 as an activation of 0..1.
+pub fn image(pixels: &[u8], shape: [usize; 4], device: &Device) -> Tensor<4> {
+    if *device == Device::flex() || *device == Device::flex().autodiff() {
+        let inner = Tensor::from_primitive::<Flex>(flex::image(pixels, shape));
+        return if device.is_autodiff() {
+            Tensor::from_inner(inner)
+        } else {
+            inner
+        };
+    }
+    let values: Vec<f32> = pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
+    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
 }
 
 /// `[1]` zero whose backward pass gives `x` the gradient `gradient`, computed outside the graph. It must be the end of

@@ -58,7 +58,8 @@ pub fn split_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
 }
 
 /// Channels `start..start + len` of an activation that a later operation reads as a whole (the concatenation at the
-/// end of a cross-stage block): the gradient is then added in place instead of to a padded copy.
+/// end of a cross-stage block): the gradient is then added in place instead of to a padded copy. `x` must be the result
+/// of an operation, not a leaf of the graph.
 pub fn part(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     if available(&x) {
         return Tensor::from_dispatch(<Dispatch as Kernels>::part(x.into_dispatch(), start, len));

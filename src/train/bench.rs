@@ -74,6 +74,7 @@ fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
 /// As training.
 pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> {
     let start = Instant::now();
+    Isa::detect()?;
     let threads = settings.threads_or_default(cores());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -146,14 +147,14 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
         let step_ms = milliseconds(all[2..].to_vec());
         let seconds = step_ms.median / 1e3;
         let gflops = 3.0 * flops as f64 * settings.batch as f64 / seconds / 1e9;
-        let peak_gflops = peak_flops(Isa::best()) / 1e9;
+        let peak_gflops = peak_flops(ops::isa()) / 1e9;
         Ok(Bench {
             model: engine.network.spec.name.clone(),
             imgsz: settings.imgsz,
             batch: settings.batch,
             threads,
             steps: settings.steps,
-            isa: Isa::best().name(),
+            isa: ops::isa().name(),
             images_per_s: settings.batch as f64 / seconds,
             data_ms: milliseconds(waits[2..].to_vec()),
             forward_ms: of(|p| p.forward),

@@ -9,7 +9,7 @@ use crate::loss::{
 };
 use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{Heads, Network, Tensors};
-use crate::ops::cpu::isa::Isa;
+use crate::ops;
 use burn::tensor::{DType, Device, Tensor};
 use std::time::Instant;
 
@@ -196,7 +196,7 @@ impl Engine {
 
     /// Ends a step: gradient, optimizer, average. `None` if the gradient is not finite: nothing was changed then.
     pub fn step(&mut self, rates: &Rates, size: StepSize) -> Option<Step> {
-        let (isa, layout, w) = (Isa::best(), &self.network.layout, &mut self.window);
+        let (isa, layout, w) = (ops::isa(), &self.network.layout, &mut self.window);
         let r = size.reference as f64;
         let factor = r * w.images as f64 / size.full as f64;
         let scale = GradientScale {

@@ -7,6 +7,7 @@ use crate::data::DataError;
 use crate::data::loader::LoaderError;
 use crate::eval::{EvalError, ValidateError};
 use crate::model::weights::WeightsError;
+use crate::ops::cpu::isa::IsaError;
 use crate::report::run_dir::RunDirError;
 use std::path::PathBuf;
 
@@ -15,6 +16,8 @@ use std::path::PathBuf;
 pub enum TrainError {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error(transparent)]
+    Isa(#[from] IsaError),
     #[error(transparent)]
     Dataset(#[from] DatasetError),
     #[error(transparent)]

@@ -15,7 +15,7 @@ use crate::loss::{ShownLoss, head_weights};
 use crate::model::init::{self, State};
 use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
 use crate::model::{Network, ParamKind};
-use crate::ops;
+use crate::ops::{self, cpu::isa::Isa};
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
@@ -33,6 +33,7 @@ pub fn run(
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
+    Isa::detect()?;
     let threads = settings.threads_or_default(cores());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
@@ -173,9 +174,11 @@ impl<'a> Run<'a> {
             self.console.note(line);
         }
         self.console.note(format!(
-            "device cpu, {} threads, {} workers, seed {}; {} epochs into {}",
+            "device cpu ({}), {} threads, {} workers, {} lanes, seed {}; {} epochs into {}",
+            ops::isa().name(),
             s.threads_or_default(cores()),
             s.workers_or_default(cores()),
+            s.lanes,
             s.seed,
             s.epochs,
             self.folder.display()
@@ -396,6 +399,7 @@ pub fn val(
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
+    Isa::detect()?;
     let threads = settings.threads_or_default(cores());
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
