@@ -8,6 +8,7 @@ use super::layout::{Layout, ParamInfo};
 use crate::config::model::ModelSpec;
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use thiserror::Error;
@@ -119,6 +120,22 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
+/// The same JSON with the keys of every object in alphabetical order.
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let by_key: BTreeMap<String, Value> = map.into_iter().collect();
+            by_key
+                .into_iter()
+                .map(|(k, v)| (k, sorted(v)))
+                .collect::<serde_json::Map<_, _>>()
+                .into()
+        }
+        Value::Array(items) => items.into_iter().map(sorted).collect::<Vec<_>>().into(),
+        other => other,
+    }
+}
+
 /// The bytes of a weights file.
 ///
 /// # Errors
@@ -153,7 +170,7 @@ pub fn to_bytes(
             Ok((name, TensorView::new(*dtype, shape.clone(), data)?))
         })
         .collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    let json = serde_json::to_string(metadata).expect("plain data serializes");
+    let json = sorted(serde_json::to_value(metadata).expect("plain data serializes")).to_string();
     safetensors::serialize(
         views,
         Some(HashMap::from([(METADATA_KEY.to_string(), json)])),
@@ -272,5 +289,104 @@ impl WeightsFile {
             }
         }
         Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Network, init};
+
+    fn file(name: &str) -> (Network, State, Metadata, Vec<u8>) {
+        let network = Network::new(ModelSpec::resolve(name).unwrap(), 2);
+        let mut state = init::init(&network, 5);
+        state.batches_tracked = 17;
+        let metadata = Metadata {
+            category_ids: vec![7, 90],
+            imgsz: 320,
+            licence: OWN_LICENCE.into(),
+            model: name.into(),
+            names: vec!["cat \"a\"".into(), "Hünd".into()],
+            spec: network.spec.clone(),
+            version: "1".into(),
+        };
+        let bytes = to_bytes(&network.layout, &state, &metadata).unwrap();
+        (network, state, metadata, bytes)
+    }
+
+    #[test]
+    fn weights_come_back_with_the_same_bits_and_equal_states_give_equal_files() {
+        for name in ["yolo26n", "yolov8n"] {
+            let (network, state, metadata, bytes) = file(name);
+            assert_eq!(bytes, file(name).3);
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("w.safetensors");
+            std::fs::write(&path, &bytes).unwrap();
+            let read = WeightsFile::open(&path).unwrap();
+            assert_eq!(read.metadata().unwrap(), metadata);
+            assert_eq!(read.load(&network.layout, name, 2).unwrap(), state);
+        }
+    }
+
+    #[test]
+    fn the_file_has_one_metadata_key_with_sorted_json_and_the_shapes_of_checkpoints() {
+        let (.., bytes) = file("yolo26n");
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let keys = header.metadata().as_ref().unwrap();
+        assert_eq!(keys.len(), 1);
+        let json = &keys[METADATA_KEY];
+        let value: Value = serde_json::from_str(json).unwrap();
+        assert_eq!(sorted(value).to_string(), *json);
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(
+            tensors.tensor("model.0.conv.weight").unwrap().shape(),
+            [16, 3, 3, 3]
+        );
+        assert_eq!(
+            tensors
+                .tensor("model.10.m.0.attn.pe.conv.weight")
+                .unwrap()
+                .shape(),
+            [128, 1, 3, 3]
+        );
+        assert_eq!(
+            tensors
+                .tensor("model.0.bn.num_batches_tracked")
+                .unwrap()
+                .dtype(),
+            Dtype::I64
+        );
+    }
+
+    #[test]
+    fn damaged_and_foreign_files_are_refused_by_name() {
+        let (network, _, _, bytes) = file("yolo26n");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("w.safetensors");
+        let refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            WeightsFile::open(&path)
+                .and_then(|f| f.load(&network.layout, "yolo26n", 2))
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(
+            refused(&bytes[..bytes.len() / 2])
+                .contains("w.safetensors is not a complete safetensors file")
+        );
+        assert!(refused(b"PK\x03\x04 something else").contains("not a complete"));
+        let other = file("yolov8n").3;
+        let message = refused(&other);
+        assert!(
+            message.contains("w.safetensors: tensor model.") && message.lines().count() == 1,
+            "{message}"
+        );
+        std::fs::write(&path, &other).unwrap();
+        let wider = Network::new(ModelSpec::resolve("yolov8n").unwrap(), 3);
+        let e = WeightsFile::open(&path)
+            .unwrap()
+            .load(&wider.layout, "yolov8n", 3)
+            .unwrap_err();
+        assert!(matches!(e, WeightsError::Shape { .. }), "{e}");
     }
 }
