@@ -4,7 +4,7 @@ use super::engine::{Engine, Phases};
 use super::error::TrainError;
 use super::optim::Optimizer;
 use super::plan;
-use super::session::{Data, cores, gains, loader_config};
+use super::session::{Data, compute_pool, gains, loader_config};
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
@@ -13,7 +13,7 @@ use crate::eval::micro_batch;
 use crate::loss::head_weights;
 use crate::model::{Network, init};
 use crate::ops;
-use crate::ops::cpu::{isa::Isa, peak::peak_flops};
+use crate::ops::cpu::peak::peak_flops;
 use crate::report::{Console, peak_memory, tables::table};
 use burn::tensor::Device;
 use serde::Serialize;
@@ -74,16 +74,7 @@ fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
 /// As training.
 pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> {
     let start = Instant::now();
-    Isa::detect()?;
-    let threads = settings.threads_or_default(cores());
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()
-        .map_err(|e| TrainError::Threads {
-            threads,
-            reason: e.to_string(),
-        })?;
-    ops::set_lanes(settings.lanes);
+    let pool = compute_pool(settings)?;
     pool.install(|| {
         let spec = ModelSpec::resolve(&settings.model)?;
         let mut data = Data::open(settings, "bench", console)?;
@@ -152,7 +143,7 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
             model: engine.network.spec.name.clone(),
             imgsz: settings.imgsz,
             batch: settings.batch,
-            threads,
+            threads: rayon::current_num_threads(),
             steps: settings.steps,
             isa: ops::isa().name(),
             images_per_s: settings.batch as f64 / seconds,

@@ -4,18 +4,21 @@ use super::engine::Engine;
 use super::error::TrainError;
 use super::optim::Optimizer;
 use super::plan::{self, Plan};
-use super::session::{self, Data, choice, cores, gains, loader_config, print_metrics, write};
+use super::session::{
+    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
+};
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
 use crate::data::Split;
 use crate::data::loader::Loader;
+use crate::data::sampler::Sampler;
 use crate::eval::{Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::init::{self, State};
 use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
 use crate::model::{Network, ParamKind};
-use crate::ops::{self, cpu::isa::Isa};
+use crate::ops;
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
@@ -33,17 +36,7 @@ pub fn run(
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
-    Isa::detect()?;
-    let threads = settings.threads_or_default(cores());
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(|i| format!("compute-{i}"))
-        .build()
-        .map_err(|e| TrainError::Threads {
-            threads,
-            reason: e.to_string(),
-        })?;
-    ops::set_lanes(settings.lanes);
+    let pool = compute_pool(settings)?;
     pool.install(|| Run::start(settings, interrupted, console)?.train())
 }
 
@@ -92,8 +85,13 @@ impl<'a> Run<'a> {
         let network = Network::new(spec, train.names.len());
         let state = init::init(&network, settings.seed);
 
-        let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX))?;
-        let batches = loader.batches_per_epoch();
+        let batches = Sampler {
+            images: train.images.len(),
+            batch: settings.batch,
+            seed: settings.seed,
+            drop_last: settings.drop_last,
+        }
+        .batches();
         if batches == 0 {
             return Err(TrainError::NoBatch {
                 images: train.images.len(),
@@ -399,15 +397,7 @@ pub fn val(
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
-    Isa::detect()?;
-    let threads = settings.threads_or_default(cores());
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()
-        .map_err(|e| TrainError::Threads {
-            threads,
-            reason: e.to_string(),
-        })?;
+    let pool = compute_pool(settings)?;
     pool.install(|| {
         let path = Path::new(&settings.weights);
         let file = WeightsFile::open(path)?;

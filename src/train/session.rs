@@ -8,6 +8,7 @@ use crate::data::loader::LoaderConfig;
 use crate::data::{DataReport, IndexOptions, Split, load_split, prepare};
 use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
+use crate::ops::{self, cpu::isa::Isa};
 use crate::report::Console;
 use crate::report::files::write_atomic;
 use crate::report::run_dir::create_run_dir;
@@ -17,6 +18,24 @@ use std::path::{Path, PathBuf};
 #[must_use]
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The threads that compute, with the instruction set and the lanes of these options.
+///
+/// # Errors
+/// [`TrainError::Isa`] for a bad `YOLO_TRAIN_ISA`, [`TrainError::Threads`].
+pub fn compute_pool(s: &Settings) -> Result<rayon::ThreadPool, TrainError> {
+    Isa::detect()?;
+    ops::set_lanes(s.lanes);
+    let threads = s.threads_or_default(cores());
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(|i| format!("compute-{i}"))
+        .build()
+        .map_err(|e| TrainError::Threads {
+            threads,
+            reason: e.to_string(),
+        })
 }
 
 /// Gains of the loss's components.
