@@ -65,7 +65,7 @@ fn with_negative_values(words: impl IntoIterator<Item = OsString>) -> Vec<OsStri
                 .to_str()
                 .and_then(|previous| previous.strip_prefix("--"));
             name.and_then(find)
-                .is_some_and(|spec| spec.kind != Kind::Flag)
+                .is_some_and(|spec| !matches!(spec.kind, Kind::Flag | Kind::OptionalText(_)))
         };
         match joined.last_mut() {
             Some(previous) if is_negative && takes_value(previous) => {
@@ -147,7 +147,9 @@ fn argument(spec: &'static OptionSpec) -> Arg {
         argument.alias(spec.key)
     };
     match spec.kind {
-        Kind::Flag => argument.num_args(0..=1).default_missing_value("true"),
+        Kind::Flag | Kind::OptionalText(_) => {
+            argument.num_args(0..=1).default_missing_value("true")
+        }
         _ => argument.num_args(1),
     }
 }

@@ -13,7 +13,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         ALWAYS,
         "the first word says what to do (train, val, info)",
     ),
-    ("time", LATER, "limit a run with --epochs"),
     ("save", ALWAYS, "best and last weights are always saved"),
     (
         "save_dir",
@@ -26,7 +25,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ("cls_remap", LATER, "training starts from random weights"),
     ("verbose", ALWAYS, "the whole plan is always printed"),
     ("deterministic", ALWAYS, "every run is deterministic"),
-    ("resume", LATER, "start a new run"),
     ("amp", LATER, "numbers are 32-bit floats"),
     ("half", LATER, "numbers are 32-bit floats"),
     ("quantize", LATER, "numbers are 32-bit floats"),

@@ -73,6 +73,8 @@ pub enum Kind {
     ImageSize,
     /// Any text that is not empty; the word says what it names (as in `--data FILE`).
     Text(&'static str),
+    /// As `Text`; the option alone means `true`.
+    OptionalText(&'static str),
     Choice(&'static [&'static str]),
     /// Class indices with commas between them.
     Classes,
@@ -107,7 +109,7 @@ impl Kind {
             Kind::ImageSize => {
                 format!("a multiple of {STRIDE} from {STRIDE} to {IMAGE_SIZE_MAX}")
             }
-            Kind::Text(_) => "a text that is not empty".into(),
+            Kind::Text(_) | Kind::OptionalText(_) => "a text that is not empty".into(),
             Kind::Choice(choices) => format!("one of {}", choices.join(", ")),
             Kind::Classes => {
                 format!("different class numbers from 0 to {CLASS_MAX} with commas between them")
@@ -125,7 +127,7 @@ impl Kind {
     pub fn brief(&self) -> Option<String> {
         match self {
             // The help of --scale and --device says it, too.
-            Kind::Flag | Kind::Text(_) | Kind::Scale | Kind::Device => None,
+            Kind::Flag | Kind::Text(_) | Kind::OptionalText(_) | Kind::Scale | Kind::Device => None,
             Kind::Integer { min, max } if *max >= PRACTICALLY_UNLIMITED => {
                 Some(format!("at least {min}"))
             }
@@ -149,7 +151,7 @@ impl Kind {
             Kind::Integer { .. } => "N",
             Kind::Number(_) => "X",
             Kind::ImageSize => "PIXELS",
-            Kind::Text(what) => what,
+            Kind::Text(what) | Kind::OptionalText(what) => what,
             Kind::Choice(_) => "CHOICE",
             Kind::Classes => "N,N,…",
             Kind::Scale => "X|MIN,MAX",
@@ -173,7 +175,7 @@ impl Kind {
                 .ok()
                 .filter(|&size| size % STRIDE == 0 && (STRIDE..=IMAGE_SIZE_MAX).contains(&size))
                 .map(Value::Integer),
-            Kind::Text(_) => (!trimmed.is_empty()).then(|| Value::Text(text.to_owned())),
+            Kind::Text(_) | Kind::OptionalText(_) => (!trimmed.is_empty()).then(|| Value::Text(text.to_owned())),
             Kind::Choice(choices) => choices
                 .iter()
                 .find(|choice| choice.eq_ignore_ascii_case(trimmed))

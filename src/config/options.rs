@@ -182,8 +182,16 @@ options! {
             "Images in one pass through the network, over all devices together";
         "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, ALL,
             "Side of the square that images are fitted into";
+        "time" time: Option<f64> = Unset("no limit"), Kind::Number(Interval::above(0.0, 10_000.0)), TRAIN,
+            "Hours of training: the number of epochs, and with it the schedule, follows from the time an epoch takes";
+        "resume" resume: Option<String> = Unset("a new run"), Kind::OptionalText("RUN"), TRAIN,
+            "Go on with a run (its folder, its name, or the newest of the project) from its last checkpoint";
         "save-period" save_period: i64 = Is("-1"), from(-1), TRAIN,
             "Keep a copy of the weights every so many epochs (-1 or 0: only best and last)";
+        "save-steps" save_steps: usize = Is("0"), from(0), TRAIN,
+            "Write a checkpoint every so many optimizer steps, besides the one after every epoch (0: only those)";
+        "keep-checkpoints" keep_checkpoints: usize = Is("2"), COUNT, TRAIN,
+            "Checkpoints that are kept, the newest ones";
         "seed" seed: u64 = Is("0"), Kind::Integer { min: 0, max: u64::MAX as i128 }, TRAIN,
             "Start of all random choices; equal seeds give equal runs";
         "project" project: String = Is("runs/detect"), Kind::Text("FOLDER"), TRAIN_VAL,

@@ -167,6 +167,20 @@ impl Settings {
         text
     }
 
+    /// The value of an option as it would be written in a file; `None` where it is not set.
+    #[must_use]
+    pub fn text_of(&self, spec: &OptionSpec) -> Option<String> {
+        self.value_of(spec).map(|value| value.to_string())
+    }
+
+    /// Takes the value of an option from other settings, as given there.
+    pub fn take_from(&mut self, spec: &'static OptionSpec, other: &Settings) {
+        self.store(spec, other.value_of(spec));
+        if other.is_given(spec.name) {
+            self.mark_given(spec.name);
+        }
+    }
+
     /// Whether the user gave a value for an option (either spelling), on the command line or in a `--cfg` file.
     pub fn is_given(&self, name: &str) -> bool {
         let spec = find(name);

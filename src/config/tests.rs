@@ -83,7 +83,7 @@ fn accepted(spec: &OptionSpec) -> Vec<String> {
             vec![low.to_string(), high.to_string(), format!("{high:e}")]
         }
         Kind::ImageSize => ["32", "640", "4096"].map(String::from).into(),
-        Kind::Text(_) => vec!["a b".into(), "-x".into(), "ä/ö.yaml".into()],
+        Kind::Text(_) | Kind::OptionalText(_) => vec!["a b".into(), "-x".into(), "ä/ö.yaml".into()],
         Kind::Choice(choices) => choices
             .iter()
             .flat_map(|choice| [choice.to_string(), choice.to_uppercase()])
@@ -104,7 +104,7 @@ fn refused(spec: &OptionSpec) -> Vec<String> {
     let garbage = [
         "x", "nan", "NaN", "inf", "-inf", "1e999", "--1", "1 2", "null", "0x10", "1_000",
     ];
-    if !matches!(spec.kind, Kind::Text(_)) {
+    if !matches!(spec.kind, Kind::Text(_) | Kind::OptionalText(_)) {
         texts.extend(garbage.map(String::from));
     }
     match spec.kind {
@@ -133,7 +133,7 @@ fn refused(spec: &OptionSpec) -> Vec<String> {
         }
         Kind::Flag => texts.extend(["2", "tru"].map(String::from)),
         Kind::Choice(_) => texts.extend(["0", "auto,SGD"].map(String::from)),
-        Kind::Text(_) | Kind::Device => {}
+        Kind::Text(_) | Kind::OptionalText(_) | Kind::Device => {}
     }
     texts
 }
@@ -381,7 +381,7 @@ fn any_text(kind: Kind) -> BoxedStrategy<String> {
         Kind::ImageSize => (1..=128_u32)
             .prop_map(|strides| (32 * strides).to_string())
             .boxed(),
-        Kind::Text(_) => proptest::collection::vec(any::<char>(), 1..20)
+        Kind::Text(_) | Kind::OptionalText(_) => proptest::collection::vec(any::<char>(), 1..20)
             .prop_map(String::from_iter)
             .prop_filter("not blank", |text| !text.trim().is_empty())
             .boxed(),

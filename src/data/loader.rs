@@ -120,6 +120,11 @@ impl Loader {
         }
     }
 
+    /// Changes the first epoch without mosaic.
+    pub fn set_mosaic_off_from(&mut self, epoch: usize) {
+        self.config.mosaic_off_from = epoch;
+    }
+
     /// Global batches of an epoch.
     pub fn batches_per_epoch(&self) -> usize {
         self.sampler().batches()

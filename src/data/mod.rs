@@ -9,6 +9,7 @@ mod check;
 mod coco;
 pub mod decode;
 mod error;
+pub mod fingerprint;
 pub mod geometry;
 pub mod hsv;
 mod index;

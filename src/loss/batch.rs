@@ -25,7 +25,7 @@ impl MicroBatch<'_> {
 }
 
 /// Loss of the head whose items are shown: one-to-one where there is one.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ShownLoss {
     pub sums: Components,
     pub score_sum: f64,

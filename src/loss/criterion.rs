@@ -44,7 +44,7 @@ pub fn head_weights(one_to_one: bool, epoch: usize, epochs: usize) -> (f64, f64)
 }
 
 /// The three components as plain numbers: box, class, distance.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Components {
     pub boxes: f64,
     pub classes: f64,

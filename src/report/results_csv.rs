@@ -89,6 +89,21 @@ impl ResultsCsv {
         }
     }
 
+    /// The whole text so far.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Goes on after `text`, which [`Self::text`] gave.
+    ///
+    /// # Errors
+    /// What writing reports, with the path.
+    pub fn go_on(&mut self, text: &str) -> io::Result<()> {
+        self.text = text.to_owned();
+        write_atomic(&self.path, self.text.as_bytes())
+    }
+
     /// Adds a row and writes the file.
     ///
     /// # Errors

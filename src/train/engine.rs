@@ -1,5 +1,6 @@
 //! Forward, backward and optimizer step of one device.
 
+use super::checkpoint::Counters;
 use super::ema;
 use super::flat::{self, Flat, GradientScale, gradient_norm};
 use super::optim::{Optimizer, finish_gradient};
@@ -96,6 +97,62 @@ impl Engine {
             device: device.clone(),
             window,
         }
+    }
+
+    /// Whole numbers and sums of what a checkpoint holds.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let w = &self.window;
+        Counters {
+            steps: self.optimizer.steps,
+            images_seen: self.images_seen,
+            batches_tracked: [self.state.batches_tracked, self.average.batches_tracked],
+            score_sums: w.score_sums,
+            images: w.images,
+            micro_batches: w.micro_batches,
+        }
+    }
+
+    /// Puts back what [`Self::counters`] gave.
+    pub fn set_counters(&mut self, c: &Counters) {
+        self.optimizer.steps = c.steps;
+        self.images_seen = c.images_seen;
+        [self.state.batches_tracked, self.average.batches_tracked] = c.batches_tracked;
+        let w = &mut self.window;
+        (w.score_sums, w.images, w.micro_batches) = (c.score_sums, c.images, c.micro_batches);
+    }
+
+    /// The arrays of a checkpoint: live weights, average, optimizer, and the gradient of a step that is under way.
+    #[must_use]
+    pub fn arrays(&self) -> Vec<(String, &[f32])> {
+        let (s, a) = (&self.state, &self.average);
+        let mut arrays: Vec<(String, &[f32])> = vec![
+            ("params".into(), &s.params),
+            ("buffers".into(), &s.buffers),
+            ("average.params".into(), &a.params),
+            ("average.buffers".into(), &a.buffers),
+        ];
+        let optimizer = self.optimizer.buffers().into_iter();
+        arrays.extend(optimizer.map(|(name, b)| (format!("optimizer.{name}"), b)));
+        if self.pending() > 0 {
+            arrays.push(("gradient".into(), &self.window.gradient));
+        }
+        arrays
+    }
+
+    /// As [`Self::arrays`], to fill when a run goes on; the gradient is always among them.
+    pub fn arrays_mut(&mut self) -> Vec<(String, &mut [f32])> {
+        let (s, a) = (&mut self.state, &mut self.average);
+        let mut arrays: Vec<(String, &mut [f32])> = vec![
+            ("params".into(), &mut s.params),
+            ("buffers".into(), &mut s.buffers),
+            ("average.params".into(), &mut a.params),
+            ("average.buffers".into(), &mut a.buffers),
+            ("gradient".into(), &mut self.window.gradient),
+        ];
+        let optimizer = self.optimizer.buffers_mut().into_iter();
+        arrays.extend(optimizer.map(|(name, b)| (format!("optimizer.{name}"), b)));
+        arrays
     }
 
     /// Micro-batches since the last step.

@@ -1,5 +1,6 @@
 //! Why a run ended early.
 
+use super::checkpoint::CheckpointError;
 use crate::config::ConfigError;
 use crate::config::dataset::DatasetError;
 use crate::config::model::ModelConfigError;
@@ -72,6 +73,44 @@ pub enum TrainError {
         "no batch to train on: {images} images and --batch {batch} with --drop-last leave none; lower --batch or leave --drop-last out"
     )]
     NoBatch { images: usize, batch: usize },
+    /// A checkpoint that cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// `--resume` names no run.
+    #[error(
+        "no run to go on with for {word}: {} hold{} no checkpoints; give the folder of a run",
+        looked.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", "),
+        if looked.len() == 1 { "s" } else { "" }
+    )]
+    NoRun { word: String, looked: Vec<PathBuf> },
+    /// A run without checkpoints.
+    #[error(
+        "{} has no checkpoint in {}: it ended before the first one; start it again, or give its weights with --weights",
+        run.display(), folder.display()
+    )]
+    NoCheckpoint { run: PathBuf, folder: PathBuf },
+    /// Another process trains in the folder.
+    #[error("{} is in use by another process; wait for it or end it first", run.display())]
+    InUse { run: PathBuf },
+    /// Options that a resumed run keeps.
+    #[error(
+        "a run goes on with its own options: {}; only {} may change (a new run can start from its weights)",
+        refused.join("; "), may.join(", ")
+    )]
+    CannotChange {
+        refused: Vec<String>,
+        may: Vec<&'static str>,
+    },
+    /// Images or labels are not those that the run began with.
+    #[error(
+        "the data set {data} is not the one that {} was trained on (its images or labels have changed), so the run cannot go on to the same result; \
+         start a new one from its weights/last.safetensors",
+        run.display()
+    )]
+    DataChanged { data: String, run: PathBuf },
+    /// Nothing is left to do.
+    #[error("{} is finished: {reason}; --epochs N with more epochs extends it", run.display())]
+    Finished { run: PathBuf, reason: String },
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Interrupted,

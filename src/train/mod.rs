@@ -1,12 +1,15 @@
 //! Training: plan, loop, optimizer, averaging.
 
 pub mod bench;
+pub mod checkpoint;
+mod checkpoints;
 mod ema;
 pub mod engine;
 mod error;
 pub mod flat;
 pub mod optim;
 pub mod plan;
+mod resume;
 mod run;
 pub mod schedule;
 mod session;

@@ -1,9 +1,12 @@
 //! The training loop.
 
+use super::checkpoint::{Best, Checkpoint, Header, Position, to_bytes as checkpoint_bytes};
+use super::checkpoints::{self, Saver};
 use super::engine::Engine;
 use super::error::TrainError;
 use super::optim::Optimizer;
 use super::plan::{self, Plan};
+use super::resume::{self, Resumed, RunLock};
 use super::session::{
     self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
 };
@@ -12,7 +15,8 @@ use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
 use crate::data::Split;
 use crate::data::loader::Loader;
-use crate::data::sampler::Sampler;
+use crate::data::fingerprint::fingerprint;
+use crate::data::sampler::{Sampler, mosaic_off_from};
 use crate::eval::{Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::init::{self, State};
@@ -27,25 +31,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Trains as `settings` say. The result is the run's folder.
+/// Trains as `settings` say, or goes on with the run of `--resume`. The result is the run's folder.
 ///
 /// # Errors
-/// [`TrainError`]; `Interrupted` leaves everything that the last whole epoch wrote.
+/// [`TrainError`]. `Interrupted` and unreadable images leave a checkpoint of the very batch; whatever the error, the
+/// last checkpoint is whole.
 pub fn run(
     settings: &Settings,
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
-    let pool = compute_pool(settings)?;
-    pool.install(|| Run::start(settings, interrupted, console)?.train())
+    let resumed = match settings.resume.as_deref() {
+        None | Some("false") => None,
+        Some(word) => Some(resume::find(settings, word, console)?),
+    };
+    let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
+    let pool = compute_pool(&settings)?;
+    pool.install(|| Run::start(settings, resumed, interrupted, console)?.train())
 }
 
 struct Run<'a> {
-    settings: &'a Settings,
+    settings: Settings,
     interrupted: &'a AtomicBool,
     console: &'a Console,
     folder: PathBuf,
     plan: Plan,
+    /// Of the schedule; `--resume RUN --epochs N` and `--time` change it.
+    epochs: usize,
     engine: Engine,
     device: Device,
     train: Loader,
@@ -55,24 +67,33 @@ struct Run<'a> {
     metadata: Metadata,
     csv: ResultsCsv,
     started: Instant,
+    /// Seconds of training before this process.
+    before: f64,
+    position: Position,
+    /// Loss of the epoch's part that is done.
+    shown: ShownLoss,
     best: Option<Best>,
-}
-
-#[derive(Clone, Copy)]
-struct Best {
-    epoch: usize,
-    ap: f64,
+    /// Hash of the data set.
+    data: String,
+    saver: Saver,
+    _lock: RunLock,
 }
 
 impl<'a> Run<'a> {
     fn start(
-        settings: &'a Settings,
+        settings: Settings,
+        resumed: Option<Resumed>,
         interrupted: &'a AtomicBool,
         console: &'a Console,
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
-        let spec = ModelSpec::resolve(&settings.model)?;
-        let mut data = Data::open(settings, "train", console)?;
+        let header = resumed.as_ref().map(|r| &r.checkpoint.header);
+        let spec = match header {
+            Some(h) => h.metadata.spec.clone(),
+            None => ModelSpec::resolve(&settings.model)?,
+        };
+        let mut data = Data::open(&settings, "train", console)?;
+        data.folder = resumed.as_ref().map(|r| r.folder.clone());
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let val = match settings.val {
             true => Some(Arc::new(data.split(
@@ -82,6 +103,15 @@ impl<'a> Run<'a> {
             )?)),
             false => None,
         };
+        let hash = fingerprint([&train].into_iter().chain(&val).map(|s| &**s));
+        if let Some(r) = &resumed
+            && r.checkpoint.header.data != hash
+        {
+            return Err(TrainError::DataChanged {
+                data: settings.data.clone(),
+                run: r.folder.clone(),
+            });
+        }
         let network = Network::new(spec, train.names.len());
         let state = init::init(&network, settings.seed);
 
@@ -98,8 +128,8 @@ impl<'a> Run<'a> {
                 batch: settings.batch,
             });
         }
-        let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
-        let config = loader_config(settings, plan.mosaic_off_from);
+        let plan = plan::resolve(&settings, train.images.len(), batches, train.names.len());
+        let config = loader_config(&settings, plan.mosaic_off_from);
         let loader = Loader::new(train.clone(), config.clone())?;
         let val = match val {
             Some(v) => Some((v.clone(), Loader::new(v, config)?)),
@@ -107,9 +137,8 @@ impl<'a> Run<'a> {
         };
 
         let folder = data.create_folder()?;
-        write(&folder.join("args.yaml"), settings.to_yaml().as_bytes())?;
         let weights = folder.join("weights");
-        std::fs::create_dir(&weights).map_err(|source| TrainError::Write {
+        std::fs::create_dir_all(&weights).map_err(|source| TrainError::Write {
             path: weights,
             source,
         })?;
@@ -134,10 +163,16 @@ impl<'a> Run<'a> {
             settings.weight_decay,
             network.layout.param_len,
         );
-        let mut engine = Engine::new(network, state, optimizer, gains(settings), &device);
+        let mut engine = Engine::new(network, state, optimizer, gains(&settings), &device);
         engine.norm_momentum = plan.norm_momentum;
-        let run = Self {
+        let saver = Saver::new(&folder, settings.keep_checkpoints)?;
+        let (lock, checkpoint, epochs) = match resumed {
+            Some(r) => (r.lock, Some(r.checkpoint), r.epochs),
+            None => (RunLock::take(&folder)?, None, settings.epochs),
+        };
+        let mut run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, 3),
+            epochs: settings.epochs,
             engine,
             settings,
             interrupted,
@@ -150,14 +185,131 @@ impl<'a> Run<'a> {
             val,
             metadata,
             started,
+            before: 0.0,
+            position: Position::default(),
+            shown: ShownLoss::default(),
             best: None,
+            data: hash,
+            saver,
+            _lock: lock,
         };
         run.print_plan();
+        if let Some(c) = checkpoint {
+            run.restore(&c, epochs)?;
+        }
+        run.write_options()?;
         Ok(run)
     }
 
+    /// Options as they are now, for people and for `--cfg`.
+    fn write_options(&self) -> Result<(), TrainError> {
+        let mut now = self.settings.clone();
+        now.epochs = self.epochs;
+        write(&self.folder.join("args.yaml"), now.to_yaml().as_bytes())
+    }
+
+    /// Goes on where a checkpoint was written.
+    fn restore(
+        &mut self,
+        checkpoint: &Checkpoint,
+        epochs: usize,
+    ) -> Result<(), TrainError> {
+        let h = &checkpoint.header;
+        checkpoint.restore(&mut self.engine.arrays_mut())?;
+        self.engine.set_counters(&h.counters);
+        (self.position, self.shown, self.best) = (h.position, h.loss, h.best);
+        self.before = h.seconds;
+        self.metadata = h.metadata.clone();
+        self.set_epochs(h.epochs);
+        let Position { epoch, batch } = self.position;
+        if epochs != h.epochs {
+            if epochs < epoch {
+                return Err(TrainError::Finished {
+                    run: self.folder.clone(),
+                    reason: format!("{epoch} epochs are done, --epochs is {epochs}"),
+                });
+            }
+            self.set_epochs(epochs);
+            self.console.note(format!(
+                "epochs: {epochs} instead of {}; from epoch {} on, rate, head weights and mosaic follow the schedule of {epochs} epochs",
+                h.epochs,
+                epoch + 1
+            ));
+        }
+        if h.finished && self.is_over() {
+            let reason = if epoch >= self.epochs {
+                format!("all {} epochs are done", self.epochs)
+            } else {
+                format!("no better AP for {} epochs", self.settings.patience)
+            };
+            return Err(TrainError::Finished {
+                run: self.folder.clone(),
+                reason,
+            });
+        }
+        if h.isa != ops::isa().name() {
+            self.console.warn(format!(
+                "the run began with {} kernels and goes on with {}, which round differently: the result is not that of an uninterrupted run",
+                h.isa,
+                ops::isa().name()
+            ));
+        }
+        self.csv
+            .go_on(&h.results)
+            .map_err(|source| TrainError::Write {
+                path: self.folder.join("results.csv"),
+                source,
+            })?;
+        self.console.note(format!(
+            "{} goes on at epoch {}, batch {} of {}, after {} steps and {:.1} s",
+            self.folder.display(),
+            epoch + 1,
+            batch + 1,
+            self.plan.schedule.batches,
+            h.counters.steps,
+            h.seconds
+        ));
+        Ok(())
+    }
+
+    fn set_epochs(&mut self, epochs: usize) {
+        self.epochs = epochs;
+        self.plan.schedule.epochs = epochs;
+        let (from, _) = mosaic_off_from(epochs, self.settings.close_mosaic);
+        self.train.set_mosaic_off_from(from);
+    }
+
+    /// Seconds of training, with those before a resume.
+    fn seconds(&self) -> f64 {
+        self.before + self.started.elapsed().as_secs_f64()
+    }
+
+    /// Starts to write a checkpoint of this very moment.
+    fn checkpoint(&mut self, finished: bool) -> Result<(), TrainError> {
+        let arrays = self.engine.arrays();
+        let header = Header {
+            version: env!("CARGO_PKG_VERSION").into(),
+            isa: ops::isa().name().into(),
+            settings: self.settings.to_yaml(),
+            epochs: self.epochs,
+            position: self.position,
+            loss: self.shown,
+            best: self.best,
+            seconds: self.seconds(),
+            results: self.csv.text().into(),
+            counters: self.engine.counters(),
+            metadata: self.metadata.clone(),
+            data: self.data.clone(),
+            finished,
+            sections: arrays.iter().map(|(n, a)| (n.clone(), a.len())).collect(),
+        };
+        let values: Vec<&[f32]> = arrays.iter().map(|a| a.1).collect();
+        let bytes = checkpoint_bytes(&header, &values);
+        self.saver.save(self.position, bytes)
+    }
+
     fn print_plan(&self) {
-        let s = self.settings;
+        let s = &self.settings;
         let n = &self.engine.network;
         let flops: u64 = n.table(s.imgsz).iter().map(|r| r.flops).sum();
         self.console.note(format!(
@@ -184,70 +336,122 @@ impl<'a> Run<'a> {
     }
 
     fn train(mut self) -> Result<PathBuf, TrainError> {
-        for epoch in 0..self.settings.epochs {
-            let train = self.epoch(epoch)?;
-            let last = epoch + 1 == self.settings.epochs;
-            let validation = self.validate_average()?;
-            let row = validation.as_ref().map(|(v, losses)| ValidationResults {
-                precision: v.metrics.precision,
-                recall: v.metrics.recall,
-                coco: v.metrics.coco,
-                losses: *losses,
-            });
-            drop(validation);
-            let rates = self
-                .plan
-                .schedule
-                .rates(epoch, self.plan.schedule.batches - 1);
-            let path = self.folder.join("results.csv");
-            self.csv
-                .push(&ResultsRow {
-                    epoch: epoch + 1,
-                    seconds: self.started.elapsed().as_secs_f64(),
-                    train,
-                    validation: row,
-                    learning_rates: vec![rates.lr, rates.lr, rates.bias_lr],
-                })
-                .map_err(|source| TrainError::Write { path, source })?;
-            self.save("last")?;
-            let ap = row.map(|r| r.coco[0]);
-            if self.is_best(epoch, ap) {
-                self.save("best")?;
-            }
-            let period = self.settings.save_period;
-            if period > 0 && (epoch + 1) as i64 % period == 0 {
-                self.save(&format!("epoch{}", epoch + 1))?;
-            }
-            let patience = self.settings.patience;
-            if let (Some(best), true, false) = (self.best, patience > 0 && ap.is_some(), last)
-                && epoch - best.epoch >= patience
-            {
-                self.console.note(format!(
-                    "no better AP for {patience} epochs (--patience): training ends"
-                ));
-                break;
-            }
+        let end = self.epochs_and_end();
+        let saved = match &end {
+            // nothing is wrong with the weights: they are kept as they are now
+            Err(TrainError::Interrupted | TrainError::Loader(_)) => self.checkpoint(false),
+            _ => Ok(()),
+        };
+        let saved = saved.and_then(|()| self.saver.wait());
+        if end.is_err() && checkpoints::list(&self.folder).is_ok_and(|c| !c.is_empty()) {
+            self.console.note(format!(
+                "the run can go on: yolo-train --resume {}",
+                self.folder.display()
+            ));
         }
-        self.finish()?;
+        end?;
+        saved?;
         Ok(self.folder)
     }
 
-    /// One pass over the training images; the result is the mean loss items.
-    fn epoch(&mut self, epoch: usize) -> Result<[f64; 3], TrainError> {
-        let s = self.settings;
-        let weights = head_weights(self.engine.network.spec.one_to_one, epoch, s.epochs);
+    fn epochs_and_end(&mut self) -> Result<(), TrainError> {
+        while !self.is_over() {
+            self.whole_epoch()?;
+        }
+        if self.position.epoch < self.epochs {
+            self.console.note(format!(
+                "no better AP for {} epochs (--patience): training ends",
+                self.settings.patience
+            ));
+        }
+        self.finish()?;
+        self.checkpoint(true)
+    }
+
+    fn is_over(&self) -> bool {
+        let (done, patience) = (self.position.epoch, self.settings.patience);
+        let waited = match self.best {
+            Some(best) if self.val.is_some() => done.saturating_sub(best.epoch + 1),
+            _ => 0,
+        };
+        done >= self.epochs || (patience > 0 && waited >= patience)
+    }
+
+    /// What is left of the current epoch, its validation, and everything that is written after it.
+    fn whole_epoch(&mut self) -> Result<(), TrainError> {
+        let epoch = self.position.epoch;
+        self.epoch(epoch)?;
+        let train = self.shown.items(self.engine.gains);
+        let validation = self.validate_average()?;
+        let row = validation.as_ref().map(|(v, losses)| ValidationResults {
+            precision: v.metrics.precision,
+            recall: v.metrics.recall,
+            coco: v.metrics.coco,
+            losses: *losses,
+        });
+        drop(validation);
+        let schedule = &self.plan.schedule;
+        let rates = schedule.rates(epoch, schedule.batches - 1);
+        let path = self.folder.join("results.csv");
+        let row_of_epoch = ResultsRow {
+            epoch: epoch + 1,
+            seconds: self.seconds(),
+            train,
+            validation: row,
+            learning_rates: vec![rates.lr, rates.lr, rates.bias_lr],
+        };
+        self.csv
+            .push(&row_of_epoch)
+            .map_err(|source| TrainError::Write { path, source })?;
+        self.save("last")?;
+        if self.is_best(epoch, row.map(|r| r.coco[0])) {
+            self.save("best")?;
+        }
+        let period = self.settings.save_period;
+        if period > 0 && (epoch + 1) as i64 % period == 0 {
+            self.save(&format!("epoch{}", epoch + 1))?;
+        }
+        self.position = Position {
+            epoch: epoch + 1,
+            batch: 0,
+        };
+        self.shown = ShownLoss::default();
+        self.keep_to_time()?;
+        self.checkpoint(false)
+    }
+
+    /// With `--time`: as many epochs as fit into it, judged by those that are done.
+    fn keep_to_time(&mut self) -> Result<(), TrainError> {
+        let Some(hours) = self.settings.time else {
+            return Ok(());
+        };
+        let done = self.position.epoch;
+        let epochs = ((hours * 3600.0 * done as f64 / self.seconds()) as usize).max(done);
+        if epochs != self.epochs {
+            self.set_epochs(epochs);
+            self.write_options()?;
+            self.console.note(format!(
+                "{hours} hours (--time) are enough for {epochs} epochs, {done} are done"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The batches of an epoch from the current position on.
+    fn epoch(&mut self, epoch: usize) -> Result<(), TrainError> {
+        let weights = head_weights(self.engine.network.spec.one_to_one, epoch, self.epochs);
         let third = if self.engine.network.spec.reg_max == 1 {
             "l1"
         } else {
             "dfl"
         };
         let batches = self.train.batches_per_epoch();
-        let total = (0..batches).map(|b| self.train.global_batch_len(b)).sum();
-        let mut bar = self.console.epoch_bar(epoch + 1, s.epochs, total);
-        let mut shown = ShownLoss::default();
-        let mut done = 0;
+        let images = |b| (0..b).map(|b| self.train.global_batch_len(b)).sum::<usize>();
+        let first = self.position.batch;
+        let (mut done, total) = (images(first), images(batches));
+        let mut bar = self.console.epoch_bar(epoch + 1, self.epochs, total);
         let gains = self.engine.gains;
-        for (i, batch) in self.train.train_epoch(epoch, 0).enumerate() {
+        for (i, batch) in (first..).zip(self.train.train_epoch(epoch, first)) {
             if self.interrupted.load(Ordering::Relaxed) {
                 return Err(TrainError::Interrupted);
             }
@@ -271,19 +475,18 @@ impl<'a> Run<'a> {
                 .engine
                 .accumulate(&micro_batch(&batch), weights)
                 .ok_or_else(|| not_finite("loss", step))?;
-            shown.add(loss);
-            if self
-                .plan
-                .schedule
-                .ends_step(epoch, i, self.engine.pending())
-            {
-                let rates = self.plan.schedule.rates(epoch, i);
+            self.shown.add(loss);
+            let schedule = &self.plan.schedule;
+            let ends_step = schedule.ends_step(epoch, i, self.engine.pending());
+            if ends_step {
+                let rates = schedule.rates(epoch, i);
                 self.engine
                     .step(&rates, self.plan.size)
                     .ok_or_else(|| not_finite("gradient", step))?;
             }
+            self.position.batch = i + 1;
             done += batch.len();
-            let [b, c, d] = shown.items(gains);
+            let [b, c, d] = self.shown.items(gains);
             let extra = format!(
                 "{} objects, {}x{}",
                 batch.boxes.len(),
@@ -291,9 +494,13 @@ impl<'a> Run<'a> {
                 batch.width
             );
             bar.tick(done, &[("box", b), ("cls", c), (third, d)], &extra);
+            let every = self.settings.save_steps as u64;
+            if ends_step && every > 0 && self.engine.optimizer.steps % every == 0 {
+                self.checkpoint(false)?;
+            }
         }
         bar.finish();
-        Ok(shown.items(gains))
+        Ok(())
     }
 
     /// Validates the averaged weights; figures and loss items.
@@ -309,7 +516,7 @@ impl<'a> Run<'a> {
         let inference = Inference::new(network, state, self.engine.gains, &self.device);
         let mut bar = self.console.bar("  validation", split.images.len());
         let batches = loader.val_batches(self.settings.batch);
-        let c = choice(self.settings);
+        let c = choice(&self.settings);
         let v = validate(
             network,
             &inference,
@@ -381,7 +588,7 @@ impl<'a> Run<'a> {
         let best = self.best.map_or(0, |b| b.epoch + 1);
         self.console.note(format!(
             "{trained} parameters trained in {:.1} s; best epoch {best}; results in {}",
-            self.started.elapsed().as_secs_f64(),
+            self.seconds(),
             self.folder.display()
         ));
         Ok(())

@@ -100,6 +100,8 @@ pub struct Data {
     options: IndexOptions,
     project: PathBuf,
     run_name: String,
+    /// Of a run that goes on: no folder is created then.
+    pub folder: Option<PathBuf>,
     pub report: DataReport,
 }
 
@@ -135,16 +137,20 @@ impl Data {
             yaml,
             options,
             project: s.project.clone().into(),
+            folder: None,
             run_name: s.name.clone().unwrap_or_else(|| default_name.into()),
         })
     }
 
-    /// Creates the run's folder and writes the report into it.
+    /// Creates the run's folder, if it is a new run, and writes the report into it.
     ///
     /// # Errors
     /// [`TrainError::RunDir`], [`TrainError::Write`].
     pub fn create_folder(&self) -> Result<PathBuf, TrainError> {
-        let folder = create_run_dir(&self.project, &self.run_name)?;
+        let folder = match &self.folder {
+            Some(folder) => folder.clone(),
+            None => create_run_dir(&self.project, &self.run_name)?,
+        };
         write(
             &folder.join("data-report.json"),
             self.report.to_json().as_bytes(),
