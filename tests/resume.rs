@@ -10,8 +10,20 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const SMALL: [&str; 14] = [
-    "--data", "data.yaml", "--imgsz", "64", "--batch", "2", "--epochs", "4", "--close-mosaic", "1",
-    "--workers", "1", "--warmup-epochs", "1.5",
+    "--data",
+    "data.yaml",
+    "--imgsz",
+    "64",
+    "--batch",
+    "2",
+    "--epochs",
+    "4",
+    "--close-mosaic",
+    "1",
+    "--workers",
+    "1",
+    "--warmup-epochs",
+    "1.5",
 ];
 
 fn workplace() -> TempDir {
@@ -89,7 +101,10 @@ fn reaches(child: &mut Child, run: &Path, from: (usize, usize)) -> bool {
         if child.try_wait().unwrap().is_some() {
             return false;
         }
-        assert!(start.elapsed() < Duration::from_secs(120), "no checkpoint {from:?}");
+        assert!(
+            start.elapsed() < Duration::from_secs(120),
+            "no checkpoint {from:?}"
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
     true
@@ -110,7 +125,11 @@ fn results(run: &Path) -> Vec<Vec<String>> {
 #[track_caller]
 fn assert_equal(a: &Path, b: &Path) {
     assert_eq!(results(a), results(b));
-    for file in ["weights/last.safetensors", "weights/best.safetensors", "predictions.json"] {
+    for file in [
+        "weights/last.safetensors",
+        "weights/best.safetensors",
+        "predictions.json",
+    ] {
         assert!(
             fs::read(a.join(file)).unwrap() == fs::read(b.join(file)).unwrap(),
             "{file} differs between {} and {}",
@@ -134,13 +153,24 @@ fn positions(seed: u64, n: usize) -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn a_run_that_is_killed_at_five_steps_ends_with_the_same_bytes_for_every_optimizer_and_accumulation() {
+fn a_run_that_is_killed_at_five_steps_ends_with_the_same_bytes_for_every_optimizer_and_accumulation()
+ {
     let t = workplace();
     let optimizers = yolo_train::config::Optimizer::NAMES;
     for (i, optimizer) in optimizers.iter().filter(|o| **o != "auto").enumerate() {
         for accumulate in ["1", "4"] {
-            let how = ["--optimizer", optimizer, "--accumulate", accumulate, "--lr0", "0.003"];
-            let (whole, broken) = (format!("{optimizer}{accumulate}"), format!("{optimizer}{accumulate}k"));
+            let how = [
+                "--optimizer",
+                optimizer,
+                "--accumulate",
+                accumulate,
+                "--lr0",
+                "0.003",
+            ];
+            let (whole, broken) = (
+                format!("{optimizer}{accumulate}"),
+                format!("{optimizer}{accumulate}k"),
+            );
             succeeds(t.path(), &train(&whole, &how));
             let mut killed = 0;
             let mut words = train(&broken, &how);
@@ -180,7 +210,11 @@ fn the_first_signal_saves_the_very_batch_and_ends() {
     assert!(killed.unwrap().success());
     let o = child.wait_with_output().unwrap();
     assert_eq!(o.status.code(), Some(130), "{}", stderr(&o));
-    assert!(stderr(&o).contains("--resume runs/detect/stopped"), "{}", stderr(&o));
+    assert!(
+        stderr(&o).contains("--resume runs/detect/stopped"),
+        "{}",
+        stderr(&o)
+    );
     let said = succeeds(t.path(), &["--resume"]);
     assert!(said.contains("goes on at epoch"), "{said}");
     assert_equal(&run(t.path(), "whole"), &run(t.path(), "stopped"));
@@ -193,14 +227,25 @@ fn damaged_checkpoints_are_named_and_the_one_before_is_used() {
     succeeds(t.path(), &train("whole", &["--epochs", "3"]));
     succeeds(
         t.path(),
-        &train("damaged", &["--epochs", "3", "--save-steps", "1", "--keep-checkpoints", "9"]),
+        &train(
+            "damaged",
+            &[
+                "--epochs",
+                "3",
+                "--save-steps",
+                "1",
+                "--keep-checkpoints",
+                "9",
+            ],
+        ),
     );
     let broken = run(t.path(), "damaged");
-    let file = |(e, b): (usize, usize)| {
-        broken.join(format!("checkpoints/epoch-{e:05}-batch-{b:07}.ckpt"))
-    };
+    let file =
+        |(e, b): (usize, usize)| broken.join(format!("checkpoints/epoch-{e:05}-batch-{b:07}.ckpt"));
     let all = checkpoints(&broken);
-    let [.., a, b, c, d] = all[..] else { panic!("{all:?}") };
+    let [.., a, b, c, d] = all[..] else {
+        panic!("{all:?}")
+    };
     let bytes = |p| fs::read(file(p)).unwrap();
     fs::write(file(d), &bytes(d)[..1000]).unwrap();
     let mut flipped = bytes(c);
@@ -213,7 +258,10 @@ fn damaged_checkpoints_are_named_and_the_one_before_is_used() {
         let name = format!("epoch-{:05}-batch-{:07}.ckpt is damaged", p.0, p.1);
         assert!(said.contains(&name), "{name} in {said}");
     }
-    assert!(said.contains(&format!("goes on at epoch {}, batch {}", a.0 + 1, a.1 + 1)), "{said}");
+    assert!(
+        said.contains(&format!("goes on at epoch {}, batch {}", a.0 + 1, a.1 + 1)),
+        "{said}"
+    );
     assert_equal(&whole, &broken);
 }
 
@@ -223,16 +271,31 @@ fn a_finished_run_is_extended_and_follows_the_longer_schedule() {
     succeeds(t.path(), &train("short", &["--epochs", "2"]));
     let (code, said) = fails(t.path(), &["--resume", "short"]);
     assert_eq!(code, Some(1));
-    assert!(said.contains("is finished") && said.contains("--epochs N"), "{said}");
-    let said = succeeds(t.path(), &["--resume", "short", "--epochs", "4", "--workers", "2"]);
+    assert!(
+        said.contains("is finished") && said.contains("--epochs N"),
+        "{said}"
+    );
+    let said = succeeds(
+        t.path(),
+        &["--resume", "short", "--epochs", "4", "--workers", "2"],
+    );
     assert!(said.contains("workers: 2 instead of 1"), "{said}");
     assert!(said.contains("4 instead of 2"), "{said}");
     succeeds(t.path(), &train("long", &[]));
-    let (short, long) = (results(&run(t.path(), "short")), results(&run(t.path(), "long")));
+    let (short, long) = (
+        results(&run(t.path(), "short")),
+        results(&run(t.path(), "long")),
+    );
     assert_eq!(short.len(), 5);
     let rate = short[0].iter().position(|c| c == "lr/pg0").unwrap();
-    assert_eq!(short[3][rate], long[3][rate], "rate of epoch 3 is that of a run of 4");
-    assert_ne!(short[2][rate], long[2][rate], "epoch 2 was that of a run of 2");
+    assert_eq!(
+        short[3][rate], long[3][rate],
+        "rate of epoch 3 is that of a run of 4"
+    );
+    assert_ne!(
+        short[2][rate], long[2][rate],
+        "epoch 2 was that of a run of 2"
+    );
     let (_, said) = fails(t.path(), &["--resume", "short", "--epochs", "3"]);
     assert!(said.contains("4 epochs are done"), "{said}");
 }
@@ -241,7 +304,10 @@ fn a_finished_run_is_extended_and_follows_the_longer_schedule() {
 fn what_would_change_the_result_is_refused() {
     let t = workplace();
     succeeds(t.path(), &train("a", &["--epochs", "1"]));
-    let (_, said) = fails(t.path(), &["--resume", "a", "--batch", "4", "--epochs", "2"]);
+    let (_, said) = fails(
+        t.path(),
+        &["--resume", "a", "--batch", "4", "--epochs", "2"],
+    );
     assert!(said.contains("--batch is 2, not 4"), "{said}");
     let (_, said) = fails(t.path(), &["--resume", "nothing"]);
     assert!(said.contains("no run to go on with for nothing"), "{said}");
@@ -271,7 +337,16 @@ fn a_full_disk_leaves_the_last_good_checkpoint_and_says_so() {
         return;
     }
     let project = disk.to_str().unwrap();
-    let how = ["--project", project, "--optimizer", "SGD", "--save-steps", "1", "--keep-checkpoints", "99"];
+    let how = [
+        "--project",
+        project,
+        "--optimizer",
+        "SGD",
+        "--save-steps",
+        "1",
+        "--keep-checkpoints",
+        "99",
+    ];
     let o = output(t.path(), &train("full", &how));
     let run = disk.join("full");
     let left = checkpoints(&run);
@@ -286,7 +361,14 @@ fn a_full_disk_leaves_the_last_good_checkpoint_and_says_so() {
     }
     let again = output(
         t.path(),
-        &["--resume", run.to_str().unwrap(), "--keep-checkpoints", "1", "--save-steps", "0"],
+        &[
+            "--resume",
+            run.to_str().unwrap(),
+            "--keep-checkpoints",
+            "1",
+            "--save-steps",
+            "0",
+        ],
     );
     let undisturbed = output(t.path(), &train("whole", &["--optimizer", "SGD"]));
     let equal = undisturbed.status.success()
@@ -295,9 +377,15 @@ fn a_full_disk_leaves_the_last_good_checkpoint_and_says_so() {
     let unmounted = Command::new("umount").arg(&disk).status();
     assert!(unmounted.is_ok_and(|s| s.success()));
     assert_eq!(o.status.code(), Some(1));
-    assert!(said.contains("No space left") && said.contains("--resume"), "{said}");
+    assert!(
+        said.contains("No space left") && said.contains("--resume"),
+        "{said}"
+    );
     assert!(!left.is_empty());
-    assert!(names.iter().all(|n| n.ends_with(".ckpt")), "nothing half-written stays: {names:?}");
+    assert!(
+        names.iter().all(|n| n.ends_with(".ckpt")),
+        "nothing half-written stays: {names:?}"
+    );
     assert!(equal, "{}", stderr(&again));
 }
 

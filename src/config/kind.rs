@@ -175,7 +175,9 @@ impl Kind {
                 .ok()
                 .filter(|&size| size % STRIDE == 0 && (STRIDE..=IMAGE_SIZE_MAX).contains(&size))
                 .map(Value::Integer),
-            Kind::Text(_) | Kind::OptionalText(_) => (!trimmed.is_empty()).then(|| Value::Text(text.to_owned())),
+            Kind::Text(_) | Kind::OptionalText(_) => {
+                (!trimmed.is_empty()).then(|| Value::Text(text.to_owned()))
+            }
             Kind::Choice(choices) => choices
                 .iter()
                 .find(|choice| choice.eq_ignore_ascii_case(trimmed))

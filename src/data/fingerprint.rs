@@ -22,7 +22,10 @@ pub fn fingerprint<'a>(splits: impl IntoIterator<Item = &'a Split>) -> String {
         for image in &split.images {
             number(&mut hash, image.id);
             text(&mut hash, &image.file_name);
-            number(&mut hash, u64::from(image.width) << 32 | u64::from(image.height));
+            number(
+                &mut hash,
+                u64::from(image.width) << 32 | u64::from(image.height),
+            );
             number(&mut hash, image.labels.len() as u64);
             for label in &image.labels {
                 number(&mut hash, label.class as u64);
@@ -34,7 +37,10 @@ pub fn fingerprint<'a>(splits: impl IntoIterator<Item = &'a Split>) -> String {
             number(&mut hash, image.truths.len() as u64);
             for truth in &image.truths {
                 number(&mut hash, truth.id);
-                number(&mut hash, (truth.class as u64) << 1 | u64::from(truth.crowd));
+                number(
+                    &mut hash,
+                    (truth.class as u64) << 1 | u64::from(truth.crowd),
+                );
                 let figures = truth.bbox.iter().chain([&truth.area]);
                 figures.for_each(|v| hash.update(v.to_bits().to_le_bytes()));
             }

@@ -94,7 +94,11 @@ fn newest_run(project: &Path) -> Option<PathBuf> {
     let dated = runs.filter_map(|entry| {
         let run = entry.ok()?.path();
         let written = |p: &PathBuf| std::fs::metadata(p).and_then(|m| m.modified()).ok();
-        let newest = checkpoints::list(&run).ok()?.iter().filter_map(written).max();
+        let newest = checkpoints::list(&run)
+            .ok()?
+            .iter()
+            .filter_map(written)
+            .max();
         Some((newest?, run))
     });
     dated.max().map(|(_, run)| run)
@@ -113,11 +117,21 @@ fn merge(mut stored: Settings, given: &Settings) -> Result<(Settings, Vec<String
         }
         let show = |t: &Option<String>| t.clone().unwrap_or_else(|| "not set".into());
         if !MAY_CHANGE.contains(&spec.name) {
-            refused.push(format!("--{} is {}, not {}", spec.name, show(&old), show(&new)));
+            refused.push(format!(
+                "--{} is {}, not {}",
+                spec.name,
+                show(&old),
+                show(&new)
+            ));
             continue;
         }
         if spec.name != "epochs" {
-            lines.push(format!("{}: {} instead of {}", spec.name, show(&new), show(&old)));
+            lines.push(format!(
+                "{}: {} instead of {}",
+                spec.name,
+                show(&new),
+                show(&old)
+            ));
             stored.take_from(spec, given);
         }
     }
@@ -147,7 +161,9 @@ impl RunLock {
         let file = File::create(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => Ok(Self(file)),
-            Err(TryLockError::WouldBlock) => Err(TrainError::InUse { run: run.to_owned() }),
+            Err(TryLockError::WouldBlock) => Err(TrainError::InUse {
+                run: run.to_owned(),
+            }),
             // a file system without locks
             Err(TryLockError::Error(_)) => Ok(Self(file)),
         }
@@ -184,7 +200,11 @@ mod tests {
         )
         .unwrap_err()
         .to_string();
-        for part in ["--imgsz is 640, not 320", "--lr0 is 0.01, not 0.5", "patience"] {
+        for part in [
+            "--imgsz is 640, not 320",
+            "--lr0 is 0.01, not 0.5",
+            "patience",
+        ] {
             assert!(e.contains(part), "{e}");
         }
     }
@@ -216,7 +236,10 @@ mod tests {
         std::fs::create_dir(t.path().join("no run")).unwrap();
         assert_eq!(locate(t.path(), "true").unwrap(), a);
         assert_eq!(locate(t.path(), "b").unwrap(), b);
-        assert_eq!(locate(Path::new("elsewhere"), b.to_str().unwrap()).unwrap(), b);
+        assert_eq!(
+            locate(Path::new("elsewhere"), b.to_str().unwrap()).unwrap(),
+            b
+        );
         let file = b.join("weights/last.safetensors");
         assert_eq!(locate(t.path(), file.to_str().unwrap()).unwrap(), b);
         let e = locate(t.path(), "c").unwrap_err().to_string();

@@ -14,8 +14,8 @@ use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
 use crate::data::Split;
-use crate::data::loader::Loader;
 use crate::data::fingerprint::fingerprint;
+use crate::data::loader::Loader;
 use crate::data::sampler::{Sampler, mosaic_off_from};
 use crate::eval::{Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
@@ -209,11 +209,7 @@ impl<'a> Run<'a> {
     }
 
     /// Goes on where a checkpoint was written.
-    fn restore(
-        &mut self,
-        checkpoint: &Checkpoint,
-        epochs: usize,
-    ) -> Result<(), TrainError> {
+    fn restore(&mut self, checkpoint: &Checkpoint, epochs: usize) -> Result<(), TrainError> {
         let h = &checkpoint.header;
         checkpoint.restore(&mut self.engine.arrays_mut())?;
         self.engine.set_counters(&h.counters);
@@ -446,7 +442,11 @@ impl<'a> Run<'a> {
             "dfl"
         };
         let batches = self.train.batches_per_epoch();
-        let images = |b| (0..b).map(|b| self.train.global_batch_len(b)).sum::<usize>();
+        let images = |b| {
+            (0..b)
+                .map(|b| self.train.global_batch_len(b))
+                .sum::<usize>()
+        };
         let first = self.position.batch;
         let (mut done, total) = (images(first), images(batches));
         let mut bar = self.console.epoch_bar(epoch + 1, self.epochs, total);
