@@ -61,6 +61,22 @@ impl Optimizer {
         }
     }
 
+    /// State to save besides `steps`: every buffer that this algorithm uses with its name, in a fixed order.
+    #[must_use]
+    pub fn buffers(&self) -> Vec<(&'static str, &[f32])> {
+        let all = [("first", &self.first), ("second", &self.second)];
+        let used = all.into_iter().filter(|(_, b)| !b.is_empty());
+        used.map(|(name, b)| (name, b.as_slice())).collect()
+    }
+
+    /// As [`Self::buffers`], to fill when a run goes on.
+    #[must_use]
+    pub fn buffers_mut(&mut self) -> Vec<(&'static str, &mut [f32])> {
+        let all = [("first", &mut self.first), ("second", &mut self.second)];
+        let used = all.into_iter().filter(|(_, b)| !b.is_empty());
+        used.map(|(name, b)| (name, b.as_mut_slice())).collect()
+    }
+
     /// One step: `params` change, `gradient` is as clipped.
     pub fn step(&mut self, layout: &Layout, params: &mut [f32], gradient: &[f32], rates: &Rates) {
         self.steps += 1;
