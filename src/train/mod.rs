@@ -1,15 +1,19 @@
 //! Training: plan, loop, optimizer, averaging.
 
 pub mod bench;
+mod class_weights;
 mod ema;
 pub mod engine;
 mod error;
 pub mod flat;
+mod muon;
 pub mod optim;
 pub mod plan;
 mod run;
 pub mod schedule;
 mod session;
+mod start;
 
+pub use class_weights::ClassWeightsError;
 pub use error::TrainError;
 pub use run::{run, val};
