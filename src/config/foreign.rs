@@ -22,7 +22,11 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ),
     ("exist_ok", ALWAYS, "a run never overwrites another one"),
     ("cache", LATER, "images are read from disk"),
-    ("pretrained", ALWAYS, "--weights says what training starts from"),
+    (
+        "pretrained",
+        ALWAYS,
+        "--weights says what training starts from",
+    ),
     ("cls_remap", ALWAYS, "--weights matches classes by name"),
     ("verbose", ALWAYS, "the whole plan is always printed"),
     ("deterministic", ALWAYS, "every run is deterministic"),

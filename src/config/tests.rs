@@ -92,9 +92,17 @@ fn accepted(spec: &OptionSpec) -> Vec<String> {
         Kind::Scale => ["0", "0.9", "0.5,1.5", "[1, 1]", "10,10"]
             .map(String::from)
             .into(),
-        Kind::Layers => ["0", "10", "0,1,5", "[3]", "3,", "23.cv2, model.9", "one2one_cv3"]
-            .map(String::from)
-            .into(),
+        Kind::Layers => [
+            "0",
+            "10",
+            "0,1,5",
+            "[3]",
+            "3,",
+            "23.cv2, model.9",
+            "one2one_cv3",
+        ]
+        .map(String::from)
+        .into(),
         Kind::Device => ["auto", "CPU", "cpu,cpu", "0,1", "-1", "wgpu:0"]
             .map(String::from)
             .into(),

@@ -180,10 +180,7 @@ mod tests {
         let f = n.freeze(request).unwrap();
         let params: Vec<_> = n.layout.params.iter().filter(|p| p.frozen).collect();
         assert_eq!(f.tensors, params.len());
-        assert_eq!(
-            f.parameters,
-            params.iter().map(|p| p.len()).sum::<usize>()
-        );
+        assert_eq!(f.parameters, params.iter().map(|p| p.len()).sum::<usize>());
         let norms: Vec<_> = n.layout.norms.iter().filter(|n| n.frozen).collect();
         assert_eq!(f.norms, norms.len());
         (

@@ -77,9 +77,7 @@ impl<'a> Source<'a> {
     }
 
     fn view(&self, name: &str) -> Option<TensorView<'_>> {
-        self.tensors
-            .tensor(&format!("{}{name}", self.prefix))
-            .ok()
+        self.tensors.tensor(&format!("{}{name}", self.prefix)).ok()
     }
 
     fn shape(&self, name: &str) -> Option<Vec<usize>> {
@@ -119,7 +117,10 @@ fn floats(view: &TensorView) -> Option<Vec<f32>> {
     Some(match view.dtype() {
         Dtype::F64 => {
             let (numbers, _) = data.as_chunks::<8>();
-            numbers.iter().map(|b| f64::from_le_bytes(*b) as f32).collect()
+            numbers
+                .iter()
+                .map(|b| f64::from_le_bytes(*b) as f32)
+                .collect()
         }
         Dtype::F32 => {
             let (numbers, _) = data.as_chunks::<4>();
@@ -257,7 +258,10 @@ impl WeightsFile {
                 model: network.spec.name.clone(),
                 found: found.len(),
                 example: found.first().map_or("-".into(), ToString::to_string),
-                expected: layout.params.first().map_or(String::new(), |p| p.name.clone()),
+                expected: layout
+                    .params
+                    .first()
+                    .map_or(String::new(), |p| p.name.clone()),
             });
         }
         Ok(transfer)
@@ -310,12 +314,7 @@ fn output_rows(
     Ok(())
 }
 
-fn statistics(
-    source: &Source,
-    n: &NormInfo,
-    name: &str,
-    into: &mut [f32],
-) -> Result<(), Reason> {
+fn statistics(source: &Source, n: &NormInfo, name: &str, into: &mut [f32]) -> Result<(), Reason> {
     let (_, values) = source.read(name, &[n.channels], |s| s == [n.channels])?;
     into.copy_from_slice(&values);
     Ok(())

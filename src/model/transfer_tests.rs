@@ -40,11 +40,7 @@ fn trained(folder: &TempDir, model: &str, classes: &[String]) -> (Network, State
 }
 
 /// Network, starting state, state after the transfer.
-fn start(
-    file: &WeightsFile,
-    model: &str,
-    classes: &[String],
-) -> (Network, State, State, Transfer) {
+fn start(file: &WeightsFile, model: &str, classes: &[String]) -> (Network, State, State, Transfer) {
     let network = file.network_for(&spec(model), classes.len()).unwrap();
     let before = init::init(&network, 1);
     let mut after = before.clone();
@@ -71,7 +67,10 @@ fn equal_networks_take_everything() {
         let line = t.line("w", &classes);
         assert_eq!(
             line,
-            format!("w: {0} of {0} tensors taken; classes by name: 3 of 3", t.all)
+            format!(
+                "w: {0} of {0} tensors taken; classes by name: 3 of 3",
+                t.all
+            )
         );
     }
 }
@@ -120,7 +119,9 @@ fn foreign_classes_leave_the_outputs_alone_and_are_listed() {
     );
     let line = t.line("w", &classes);
     assert!(
-        line.contains("classes by name: 0 of 2; not taken (12): model.23.cv3.0.2.weight (other classes), "),
+        line.contains(
+            "classes by name: 0 of 2; not taken (12): model.23.cv3.0.2.weight (other classes), "
+        ),
         "{line}"
     );
     assert_eq!(line.lines().count(), 1);
@@ -140,7 +141,11 @@ fn class_branches_keep_the_width_of_the_file_and_can_be_loaded_again() {
         let json = serde_json::to_string(&network.spec).unwrap();
         let again: ModelSpec = serde_json::from_str(&json).unwrap();
         assert_eq!(Network::new(again, 2).layout, network.layout);
-        assert!(!serde_json::to_string(&spec(model)).unwrap().contains("class_width"));
+        assert!(
+            !serde_json::to_string(&spec(model))
+                .unwrap()
+                .contains("class_width")
+        );
         assert!(after.params.iter().all(|v| v.is_finite()));
     }
 }
@@ -159,7 +164,12 @@ fn another_scale_or_family_gives_what_fits_at_the_usual_width() {
     // what did not fit is as it was
     for l in &t.left {
         if let Some(p) = network.layout.params.iter().find(|p| p.name == l.name) {
-            assert_eq!(before.params[p.range()], after.params[p.range()], "{}", l.name);
+            assert_eq!(
+                before.params[p.range()],
+                after.params[p.range()],
+                "{}",
+                l.name
+            );
         }
     }
     let (_, _, _, t) = start(&file, "yolov8n", &classes);
@@ -178,7 +188,9 @@ fn foreign(folder: &TempDir, prefix: &str, half: bool, metadata: &[(&str, &str)]
                 return (name, v.dtype(), v.shape().to_vec(), v.data().to_vec());
             }
             let data = floats(&v).unwrap();
-            let data = data.iter().flat_map(|&v| half::f16::from_f32(v).to_le_bytes());
+            let data = data
+                .iter()
+                .flat_map(|&v| half::f16::from_f32(v).to_le_bytes());
             (name, Dtype::F16, v.shape().to_vec(), data.collect())
         })
         .collect();
@@ -229,7 +241,11 @@ fn a_file_with_nothing_that_fits_is_refused_in_one_line() {
     trained(&folder, "yolo26n", &names("a"));
     let path = folder.path().join("other.safetensors");
     let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
-    std::fs::write(&path, safetensors::serialize([("encoder.x", view)], None).unwrap()).unwrap();
+    std::fs::write(
+        &path,
+        safetensors::serialize([("encoder.x", view)], None).unwrap(),
+    )
+    .unwrap();
     let file = WeightsFile::open(&path).unwrap();
     let network = file.network_for(&spec("yolo26n"), 2).unwrap();
     let mut state = init::init(&network, 0);
@@ -238,7 +254,10 @@ fn a_file_with_nothing_that_fits_is_refused_in_one_line() {
         .unwrap_err();
     let text = e.to_string();
     assert!(matches!(e, WeightsError::NothingFits { .. }));
-    assert!(text.contains("encoder.x") && text.contains("model.0.conv.weight"), "{text}");
+    assert!(
+        text.contains("encoder.x") && text.contains("model.0.conv.weight"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -230,12 +230,7 @@ impl Engine {
             norm,
             d,
         );
-        ema::blend_statistics(
-            layout,
-            &mut self.average.buffers,
-            &self.state.buffers,
-            d,
-        );
+        ema::blend_statistics(layout, &mut self.average.buffers, &self.state.buffers, d);
         self.average.batches_tracked = self.state.batches_tracked;
         Some(step)
     }

@@ -172,7 +172,14 @@ pub fn step(
         })
         .collect();
     if optimizer.algorithm == Algorithm::MuSgd {
-        muon_part(isa, layout, &rules, flat.params, flat.gradient, &mut optimizer.muon);
+        muon_part(
+            isa,
+            layout,
+            &rules,
+            flat.params,
+            flat.gradient,
+            &mut optimizer.muon,
+        );
     }
     let chunks = flat
         .params
@@ -183,18 +190,21 @@ pub fn step(
         .zip(optimizer.first.par_chunks_mut(CHUNK));
     let place = |i: usize, len: usize| i * CHUNK..i * CHUNK + len;
     match optimizer.algorithm {
-        Algorithm::Sgd | Algorithm::MuSgd => chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
-            for (at, id) in pieces(layout, place(i, w.len())) {
-                let [w, a, g, m] = [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
-                isa.run(Sgd {
-                    w,
-                    a,
-                    g,
-                    m,
-                    rule: rules[id],
-                });
-            }
-        }),
+        Algorithm::Sgd | Algorithm::MuSgd => {
+            chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
+                for (at, id) in pieces(layout, place(i, w.len())) {
+                    let [w, a, g, m] =
+                        [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
+                    isa.run(Sgd {
+                        w,
+                        a,
+                        g,
+                        m,
+                        rule: rules[id],
+                    });
+                }
+            })
+        }
         Algorithm::AdamW => {
             assert_eq!(optimizer.second.len(), n, "second moments");
             let t = i32::try_from(optimizer.steps).unwrap_or(i32::MAX);
@@ -478,7 +488,16 @@ mod tests {
                 gradient: &mut g,
             };
             // a decay for which the average of equal numbers is not always theirs
-            step(Isa::best(), &l, &mut r.optimizer, flat, &RATES, SCALE, 1.0, 0.7);
+            step(
+                Isa::best(),
+                &l,
+                &mut r.optimizer,
+                flat,
+                &RATES,
+                SCALE,
+                1.0,
+                0.7,
+            );
             for p in &l.params {
                 let same = |v: &[f32]| {
                     let pairs = v[p.range()].iter().zip(&before[p.range()]);

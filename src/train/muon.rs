@@ -53,8 +53,9 @@ impl Products for Isa {
 pub(super) struct Plain;
 
 impl Products for Plain {
-    fn product(&self, a: Left, b: &[f32], [m, k, n]: [usize; 3], _: Wanted, c: &mut [f32]) {
+    fn product(&self, a: Left, b: &[f32], [m, k, n]: [usize; 3], wanted: Wanted, c: &mut [f32]) {
         c.fill(0.0);
+        let symmetric = wanted == Wanted::Symmetric;
         for i in 0..m {
             let c = &mut c[i * n..(i + 1) * n];
             for t in 0..k {
@@ -62,6 +63,11 @@ impl Products for Plain {
                 for (c, b) in c.iter_mut().zip(&b[t * n..(t + 1) * n]) {
                     *c += left * b;
                 }
+            }
+        }
+        for i in 0..if symmetric { n } else { 0 } {
+            for j in 0..i {
+                c[i * n + j] = c[j * n + i];
             }
         }
     }

@@ -331,9 +331,8 @@ mod tests {
             bias_lr: 0.05,
             momentum: 0.9,
         };
-        let gradient = |step: usize, i: usize| {
-            f64::from(((i * 7 + step * 13) % 11) as f32 * 0.01 - 0.05f32)
-        };
+        let gradient =
+            |step: usize, i: usize| f64::from(((i * 7 + step * 13) % 11) as f32 * 0.01 - 0.05f32);
         // a matrix of 16 outputs as the network keeps it: [rows, outputs]
         let hidden = |p: &&ParamInfo| p.class == ClassPart::Hidden && p.kind == ParamKind::Weight;
         let cases = [
@@ -458,7 +457,10 @@ mod tests {
             for (i, (_, b)) in o.buffers_mut().into_iter().enumerate() {
                 b.fill(i as f32 + 1.0);
             }
-            assert_eq!((o.first[2], o.buffers()[names.len() - 1].1[0]), (1.0, names.len() as f32));
+            assert_eq!(
+                (o.first[2], o.buffers()[names.len() - 1].1[0]),
+                (1.0, names.len() as f32)
+            );
         }
     }
 

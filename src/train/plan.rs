@@ -288,7 +288,11 @@ mod tests {
         }
         let p = resolve(&settings(&[("optimizer", "MuSGD")]), 1000, 10, 3);
         assert_eq!((p.muon_rate, p.schedule.warmup_momentum), (0.2, 0.8));
-        assert!(p.lines.iter().any(|l| l.contains("Muon's part")), "{:?}", p.lines);
+        assert!(
+            p.lines.iter().any(|l| l.contains("Muon's part")),
+            "{:?}",
+            p.lines
+        );
     }
 
     #[test]

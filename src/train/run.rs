@@ -1,7 +1,7 @@
 //! The training loop.
 
-use super::engine::Engine;
 use super::class_weights::class_weights;
+use super::engine::Engine;
 use super::error::TrainError;
 use super::plan::{self, Plan};
 use super::session::{

@@ -35,14 +35,7 @@ pub enum Wanted {
 /// # Panics
 /// If lengths do not fit, or a matrix that is called symmetric is not square.
 #[allow(clippy::many_single_char_names)]
-pub fn product(
-    isa: Isa,
-    a: Left,
-    b: &[f32],
-    [m, k, n]: [usize; 3],
-    wanted: Wanted,
-    c: &mut [f32],
-) {
+pub fn product(isa: Isa, a: Left, b: &[f32], [m, k, n]: [usize; 3], wanted: Wanted, c: &mut [f32]) {
     assert!(m > 0 && k > 0 && n > 0, "a product of {m} x {k} x {n}");
     assert!(
         a.data.len() > (m - 1) * a.row + (k - 1) * a.column,
