@@ -115,6 +115,7 @@ fn figures(name: &str) -> Map<String, Value> {
             &Criterion {
                 reg_max: network.spec.reg_max,
                 gains: GAINS,
+                class_weights: None,
                 topk,
             },
         );

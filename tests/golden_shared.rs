@@ -140,6 +140,7 @@ impl Golden {
                 &Criterion {
                     reg_max: self.network.spec.reg_max,
                     gains: GAINS,
+                    class_weights: None,
                     topk,
                 },
             )

@@ -6,6 +6,7 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Vis
 use serde_saphyr::{Location, Spanned};
 
 use super::error::{ConfigError, Place};
+use super::kind::Kind;
 use super::options::{OptionSpec, find};
 
 /// The list in `args.yaml` of the options that the user gave.
@@ -85,6 +86,9 @@ pub(super) fn read(text: &str, path: &str) -> Result<OptionsFile, ConfigError> {
         } else if name == "cfg" && value.is_some() {
             return Err(malformed("such a file cannot name another one with cfg"));
         } else if let Some(spec) = find(name) {
+            // there, a list of one number is not the number
+            let is_list = matches!(node.value, Node::List(_)) && spec.kind == Kind::Layers;
+            let value = value.map(|text| if is_list { format!("[{text}]") } else { text });
             file.entries.push(Entry {
                 spec,
                 value,

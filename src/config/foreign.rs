@@ -21,14 +21,17 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ),
     ("exist_ok", ALWAYS, "a run never overwrites another one"),
     ("cache", LATER, "images are read from disk"),
-    ("pretrained", LATER, "training starts from random weights"),
-    ("cls_remap", LATER, "training starts from random weights"),
+    (
+        "pretrained",
+        ALWAYS,
+        "--weights says what training starts from",
+    ),
+    ("cls_remap", ALWAYS, "--weights matches classes by name"),
     ("verbose", ALWAYS, "the whole plan is always printed"),
     ("deterministic", ALWAYS, "every run is deterministic"),
     ("amp", LATER, "numbers are 32-bit floats"),
     ("half", LATER, "numbers are 32-bit floats"),
     ("quantize", LATER, "numbers are 32-bit floats"),
-    ("freeze", LATER, "all layers are trained"),
     ("profile", LATER, "leave it out"),
     ("compile", ALWAYS, "the program is compiled already"),
     (
@@ -39,7 +42,7 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ("plots", LATER, "results.csv holds the figures"),
     ("sync_bn", LATER, "this version trains on one device"),
     // Loss
-    ("cls_pw", LATER, "all classes weigh the same"),
+    ("cls_pw", ALWAYS, "--class-weights balanced does it"),
     ("distill_model", LATER, "distillation"),
     ("dis", LATER, "distillation"),
     (

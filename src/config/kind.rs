@@ -80,6 +80,8 @@ pub enum Kind {
     Classes,
     /// `s` for the multipliers 1 - s to 1 + s, or `min,max`.
     Scale,
+    /// A number of layers, or layers and names of parameters with commas between them.
+    Layers,
     Device,
 }
 
@@ -119,6 +121,7 @@ impl Kind {
                 SCALE_HALF_WIDTH.allowed(),
                 SCALE_MULTIPLIER.allowed()
             ),
+            Kind::Layers => "N for the first N layers, or numbers of layers and names as 23.cv2 with commas between them ([5] for one layer)".into(),
             Kind::Device => DeviceRequest::ALLOWED.into(),
         }
     }
@@ -141,6 +144,7 @@ impl Kind {
             Kind::ImageSize => Some("a multiple of 32".into()),
             Kind::Choice(choices) => Some(choices.join(", ")),
             Kind::Classes => Some("such as 0,2,5".into()),
+            Kind::Layers => Some("such as 10 or 0,1,5 or 23.cv2".into()),
         }
     }
 
@@ -155,6 +159,7 @@ impl Kind {
             Kind::Choice(_) => "CHOICE",
             Kind::Classes => "N,N,…",
             Kind::Scale => "X|MIN,MAX",
+            Kind::Layers => "N|N,…|NAME,…",
             Kind::Device => "DEVICE",
         }
     }
@@ -184,6 +189,7 @@ impl Kind {
                 .map(|&choice| Value::Text(choice.to_owned())),
             Kind::Classes => read_classes(trimmed).map(Value::List),
             Kind::Scale => read_scale(trimmed).map(Value::Range),
+            Kind::Layers => is_layers(trimmed).then(|| Value::Text(trimmed.to_owned())),
             Kind::Device => DeviceRequest::parse(trimmed)
                 .is_ok()
                 .then(|| Value::Text(trimmed.to_owned())),
@@ -251,6 +257,16 @@ fn read_classes(text: &str) -> Option<Vec<usize>> {
         classes.push(class);
     }
     Some(classes)
+}
+
+/// Words of letters, digits, dots and underscores. What they name is known once the network is.
+fn is_layers(text: &str) -> bool {
+    let inner = without_brackets(text);
+    let list = inner.strip_suffix(',').unwrap_or(inner);
+    list.split(',').map(str::trim).all(|word| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '_';
+        !word.is_empty() && word.chars().all(plain)
+    })
 }
 
 fn read_scale(text: &str) -> Option<ScaleRange> {

@@ -173,6 +173,10 @@ pub struct ModelSpec {
     /// A second head that is trained one-to-one on detached features.
     pub one_to_one: bool,
     pub class_branch: ClassBranch,
+    /// Width of the class branches, where it is not the one that follows from the number of classes: that of the
+    /// weights which training started from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_width: Option<usize>,
     pub layers: Vec<LayerSpec>,
 }
 
@@ -345,6 +349,7 @@ impl ModelSpec {
             reg_max: raw.reg_max,
             one_to_one: raw.one_to_one,
             class_branch: raw.head_class_branch,
+            class_width: None,
             layers,
         })
     }

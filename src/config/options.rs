@@ -170,8 +170,10 @@ options! {
             "Description of the data set (YAML): its splits and the names of its classes";
         "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO_BENCH,
             "Network: yolo26, yolo11 or yolov8 with the size n, s, m, l or x, or a YAML file";
-        "weights" weights: String = Unset("none; it must be given"), Kind::Text("FILE"), VAL,
-            "Weights to validate, as a training run leaves them (weights/best.safetensors)";
+        "weights" weights: String = Unset("none; training starts from random weights"), Kind::Text("FILE"), TRAIN_VAL,
+            "Weights to validate or to start training from (weights/best.safetensors of a run); what fits is taken, classes by name";
+        "freeze" freeze: Option<String> = Unset("nothing"), Kind::Layers, TRAIN,
+            "Layers that stay as they are: N for the first N, numbers (0,1,5), or names (23.cv2); their batch norms do not learn either";
         "nc" nc: usize = Is("80"), Kind::Integer { min: 1, max: 65_536 }, INFO,
             "Number of classes of the network that is described";
         "epochs" epochs: usize = Is("100"), COUNT, TRAIN,
@@ -241,7 +243,7 @@ options! {
         "cos-lr" cos_lr: bool = Is("false"), Kind::Flag, TRAIN,
             "Lower the learning rate along a cosine instead of a line";
         "momentum" momentum: f64 = Is("0.937"), MOMENTUM, TRAIN,
-            "Momentum of SGD, first beta of AdamW";
+            "Momentum of SGD and MuSGD, first beta of AdamW";
         "weight-decay" weight_decay: f64 = Is("0.0005"), FRACTION, TRAIN,
             "Weight decay; biases and normalisation have none";
         "warmup-epochs" warmup_epochs: f64 = Is("3.0"), number(0.0, 1000.0), TRAIN,
@@ -255,7 +257,7 @@ options! {
         "accumulate" accumulate: Option<usize> = Unset("nbs / batch, at least 1"), COUNT, TRAIN,
             "Batches whose gradients make one step";
         "lr-scaling" lr_scaling: LrScaling = Is("auto"), Kind::Choice(LrScaling::NAMES), TRAIN,
-            "How the learning rate follows the images a step; auto: linear for SGD, sqrt for AdamW";
+            "How the learning rate follows the images a step; auto: linear for SGD, sqrt for AdamW and Muon's part of MuSGD";
     }
     "Loss" {
         "box" "box" box_gain: f64 = Is("7.5"), GAIN, TRAIN,
@@ -264,6 +266,8 @@ options! {
             "Weight of the classes";
         "dfl" "dfl" dfl_gain: f64 = Is("1.5"), GAIN, TRAIN,
             "Weight of the sides of boxes (their distribution, or their distance)";
+        "class-weights" class_weights: Option<String> = Unset("all classes weigh the same"), Kind::Text("balanced|FILE"), TRAIN,
+            "Weights of the classes in the loss: balanced (1 / sqrt of the instances, mean 1 over instances), or a YAML or JSON file (a map from names, or a list)";
     }
     "Augmentation" {
         "hsv-h" hsv_h: f64 = Is("0.015"), FRACTION, TRAIN,

@@ -52,12 +52,12 @@ macro_rules! choices {
 
 choices! {
     /// `--optimizer`.
-    Optimizer { Auto = "auto", Sgd = "SGD", AdamW = "AdamW", }
+    Optimizer { Auto = "auto", Sgd = "SGD", AdamW = "AdamW", MuSgd = "MuSGD", }
 }
 choices! {
     /// `--lr-scaling`: the exponent of (images a step / nbs) in the learning rate.
     LrScaling {
-        /// 1 for SGD, 1/2 for AdamW.
+        /// 1 for SGD, 1/2 for AdamW and Muon's part of MuSGD.
         Auto = "auto",
         Linear = "linear",
         Sqrt = "sqrt",

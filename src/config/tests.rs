@@ -92,6 +92,17 @@ fn accepted(spec: &OptionSpec) -> Vec<String> {
         Kind::Scale => ["0", "0.9", "0.5,1.5", "[1, 1]", "10,10"]
             .map(String::from)
             .into(),
+        Kind::Layers => [
+            "0",
+            "10",
+            "0,1,5",
+            "[3]",
+            "3,",
+            "23.cv2, model.9",
+            "one2one_cv3",
+        ]
+        .map(String::from)
+        .into(),
         Kind::Device => ["auto", "CPU", "cpu,cpu", "0,1", "-1", "wgpu:0"]
             .map(String::from)
             .into(),
@@ -104,7 +115,10 @@ fn refused(spec: &OptionSpec) -> Vec<String> {
     let garbage = [
         "x", "nan", "NaN", "inf", "-inf", "1e999", "--1", "1 2", "null", "0x10", "1_000",
     ];
-    if !matches!(spec.kind, Kind::Text(_) | Kind::OptionalText(_)) {
+    if !matches!(
+        spec.kind,
+        Kind::Text(_) | Kind::OptionalText(_) | Kind::Layers
+    ) {
         texts.extend(garbage.map(String::from));
     }
     match spec.kind {
@@ -133,6 +147,7 @@ fn refused(spec: &OptionSpec) -> Vec<String> {
         }
         Kind::Flag => texts.extend(["2", "tru"].map(String::from)),
         Kind::Choice(_) => texts.extend(["0", "auto,SGD"].map(String::from)),
+        Kind::Layers => texts.extend(["1,,2", ",", "[1", "a b", "ä", "-1"].map(String::from)),
         Kind::Text(_) | Kind::OptionalText(_) | Kind::Device => {}
     }
     texts
@@ -164,7 +179,8 @@ fn defaults_are_those_of_the_specification() {
         cls 0.5; dfl 1.5; hsv_h 0.015; hsv_s 0.7; hsv_v 0.4; degrees 0.0; translate 0.1; scale [0.5, 1.5]; shear 0.0; \
         perspective 0.0; flipud 0.0; fliplr 0.5; mosaic 1.0; mixup 0.0; cutmix 0.0; conf null; iou 0.7; max_det 300; \
         end2end false; accumulate null; lr_scaling auto; drop_last false; skip_bad false; cfg null; weights null; split val; \
-        nc 80; lanes 4; steps 10; json false; time null; resume null; save_steps 0; keep_checkpoints 2";
+        nc 80; lanes 4; steps 10; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
+        freeze null; class_weights null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -197,7 +213,7 @@ fn each_command_takes_its_options() {
         .filter(|spec| !spec.is_taken_by(Command::Train))
         .map(|spec| spec.name)
         .collect();
-    assert_eq!(not_in_training, ["weights", "nc", "steps", "json", "split"]);
+    assert_eq!(not_in_training, ["nc", "steps", "json", "split"]);
     assert_eq!(
         names(Command::Bench),
         [
@@ -335,6 +351,18 @@ fn what_is_wrong_in_a_file_is_said_with_line_and_column() {
 }
 
 #[test]
+fn a_list_of_one_layer_in_a_file_is_not_a_number_of_layers() {
+    let freeze = |text: &str| yaml(text).unwrap().freeze;
+    assert_eq!(freeze("freeze: 10"), Some("10".into()));
+    assert_eq!(freeze("freeze: [10]"), Some("[10]".into()));
+    assert_eq!(freeze("freeze: [0, 23.cv2]"), Some("[0,23.cv2]".into()));
+    for text in ["10", "[10]", "0,23.cv2"] {
+        let settings = set("freeze", text).unwrap();
+        assert_eq!(yaml(&settings.to_yaml()).unwrap().freeze, settings.freeze);
+    }
+}
+
+#[test]
 fn an_empty_file_changes_nothing() {
     for text in ["", "# only a comment\n", "null\n", "epochs:\nname: ~\n"] {
         assert_eq!(yaml(text), Ok(Settings::default()), "{text:?}");
@@ -403,6 +431,9 @@ fn any_text(kind: Kind) -> BoxedStrategy<String> {
             )),
         ]
         .boxed(),
+        Kind::Layers => proptest::sample::select(&["3", "[3]", "0,1,5", "23.cv2,1"][..])
+            .prop_map(str::to_owned)
+            .boxed(),
         Kind::Device => {
             proptest::sample::select(&["auto", "cpu", "cpu:3", "0,1", "-1,-1", "wgpu:0"][..])
                 .prop_map(str::to_owned)

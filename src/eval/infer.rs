@@ -9,6 +9,7 @@ use crate::loss::{
 use crate::model::init::State;
 use crate::model::{Heads, Network, Tensors};
 use burn::tensor::{DType, Device, Tensor};
+use std::sync::Arc;
 
 /// A batch of the loader as the network and the loss take it.
 #[must_use]
@@ -34,6 +35,7 @@ pub struct Inference<'a> {
     tensors: Tensors,
     device: Device,
     gains: Gains,
+    class_weights: Option<Arc<[f64]>>,
 }
 
 /// Raw outputs of a batch, on the host, and the loss of the head whose items are shown.
@@ -58,7 +60,15 @@ impl<'a> Inference<'a> {
             tensors,
             device: device.clone(),
             gains,
+            class_weights: None,
         }
+    }
+
+    /// The loss weighs the classes as training does.
+    #[must_use]
+    pub fn with_class_weights(mut self, weights: Option<Arc<[f64]>>) -> Self {
+        self.class_weights = weights;
+        self
     }
 
     /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
@@ -83,6 +93,7 @@ impl<'a> Inference<'a> {
         let c = Criterion {
             reg_max: self.network.spec.reg_max,
             gains: self.gains,
+            class_weights: self.class_weights.as_deref(),
             topk,
         };
         let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0).1;

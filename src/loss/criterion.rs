@@ -84,9 +84,11 @@ pub struct HeadLoss {
 
 /// What a [`HeadLoss`] needs besides outputs and truths.
 #[derive(Debug, Clone, Copy)]
-pub struct Criterion {
+pub struct Criterion<'a> {
     pub reg_max: usize,
     pub gains: Gains,
+    /// Factors of the classification terms by class, `[classes]`; otherwise all are 1. The normaliser has none.
+    pub class_weights: Option<&'a [f64]>,
     pub topk: TopK,
 }
 
@@ -135,7 +137,8 @@ fn constant<const D: usize, const E: usize>(
 
 /// Loss of one head: outputs `[n, anchors, ...]` against `truths`, one list per image.
 ///
-/// Classification is binary cross entropy over all anchors and classes against the soft targets; boxes are
+/// Classification is binary cross entropy over all anchors and classes against the soft targets, each class with its
+/// weight; boxes are
 /// `1 - CIoU`, distances distribution focal loss (Li et al. 2020) or, for `reg_max` 1, L1 in units of the image,
 /// both weighted with the soft target.
 pub fn head_loss(
@@ -171,6 +174,10 @@ pub fn head_loss(
     let target = constant(target, [n, a, classes], &out.scores);
     let x = out.scores.clone();
     let bce = x.clone().clamp_min(0.0) - x.clone() * target + x.abs().neg().exp().log1p();
+    let bce = match c.class_weights {
+        Some(w) => bce * constant(w.to_vec(), [1, 1, classes], &out.scores),
+        None => bce,
+    };
     let class_sum = bce.sum();
 
     let mut sums = Components {

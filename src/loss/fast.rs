@@ -86,6 +86,7 @@ pub fn head_loss_and_gradient(
         d_boxes.fill(0.0);
         return FastLoss::default();
     }
+    let by_score = c.class_weights.map(|w| by_score(w, out.classes));
     let outputs = out
         .boxes
         .par_chunks(boxes)
@@ -105,6 +106,7 @@ pub fn head_loss_and_gradient(
                 truths,
                 anchors,
                 c,
+                by_score: by_score.as_deref(),
                 weight,
             };
             image.loss(d_boxes, d_scores)
@@ -118,6 +120,13 @@ pub fn head_loss_and_gradient(
     tree(lanes.iter().map(lane).collect(), FastLoss::merge).unwrap_or_default()
 }
 
+/// The classes' weights over and over, for the scores of a task that begins at any class.
+fn by_score(class_weights: &[f64], classes: usize) -> Vec<f32> {
+    assert_eq!(class_weights.len(), classes, "weights of {classes} classes");
+    let narrow = class_weights.iter().map(|&w| w as f32);
+    narrow.cycle().take(TASK + classes).collect()
+}
+
 /// One image of a head's outputs.
 struct Image<'a> {
     isa: Isa,
@@ -126,7 +135,9 @@ struct Image<'a> {
     classes: usize,
     truths: &'a [GroundTruth],
     anchors: &'a Anchors,
-    c: &'a Criterion,
+    c: &'a Criterion<'a>,
+    /// As [`by_score`] gives them.
+    by_score: Option<&'a [f32]>,
     weight: f64,
 }
 
@@ -139,10 +150,14 @@ impl Image<'_> {
             .par_chunks(TASK)
             .zip(d_scores.par_chunks_mut(TASK));
         let parts: Vec<f64> = tasks
-            .map(|(x, d)| {
+            .enumerate()
+            .map(|(i, (x, d))| {
+                let first = i * TASK % self.classes;
+                let weights = self.by_score.map(|w| &w[first..first + x.len()]);
                 self.isa.run(Negatives {
                     x,
                     d,
+                    weights,
                     scale: scale as f32,
                 })
             })
@@ -159,8 +174,9 @@ impl Image<'_> {
             loss.positives += 1;
             let at = p.anchor * self.classes + t.class;
             let x = f64::from(self.scores[at]);
-            loss.sums.classes -= x * p.score;
-            d_scores[at] = ((sigmoid(x) - p.score) * scale) as f32;
+            let of_class = self.c.class_weights.map_or(1.0, |w| w[t.class]);
+            loss.sums.classes -= x * p.score * of_class;
+            d_scores[at] = ((sigmoid(x) - p.score) * (scale * of_class)) as f32;
 
             let at = p.anchor * width..(p.anchor + 1) * width;
             let (boxes, dist) = self.box_terms(
@@ -433,6 +449,8 @@ fn ciou_gradient(p: [f64; 4], t: [f64; 4]) -> (f64, [f64; 4]) {
 struct Negatives<'a> {
     x: &'a [f32],
     d: &'a mut [f32],
+    /// Factors, as long as `x`.
+    weights: Option<&'a [f32]>,
     scale: f32,
 }
 
@@ -440,38 +458,59 @@ impl Kernel for Negatives<'_> {
     type Output = f64;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> f64 {
-        const { assert!(S::N <= 16) };
-        let scale = s.splat(self.scale);
-        let mut total = 0.0;
-        let pieces = self
-            .x
-            .chunks(PIECE * S::N)
-            .zip(self.d.chunks_mut(PIECE * S::N));
-        let mut lanes = [0.0f32; 16];
-        for (x, d) in pieces {
-            let mut sum = s.zero();
-            for (x, d) in x.chunks(S::N).zip(d.chunks_mut(S::N)) {
-                // SAFETY: both chunks have `x.len() <= N` elements, the lanes a vector.
-                unsafe {
-                    if x.len() == S::N {
-                        let (value, g) = softplus(s, s.load(x.as_ptr()));
-                        s.store(d.as_mut_ptr(), s.mul(g, scale));
-                        sum = s.add(sum, value);
-                    } else {
-                        let (value, g) = softplus(s, s.load_first(x.as_ptr(), x.len()));
-                        s.store_first(d.as_mut_ptr(), s.mul(g, scale), x.len());
-                        lanes.fill(0.0);
-                        s.store_first(lanes.as_mut_ptr(), value, x.len());
-                        sum = s.add(sum, s.load(lanes.as_ptr()));
+        match self.weights {
+            Some(weights) => negatives::<S, true>(s, self.x, self.d, weights, self.scale),
+            None => negatives::<S, false>(s, self.x, self.d, &[], self.scale),
+        }
+    }
+}
+
+#[inline(always)]
+fn negatives<S: Simd, const WEIGHTED: bool>(
+    s: S,
+    x: &[f32],
+    d: &mut [f32],
+    weights: &[f32],
+    scale: f32,
+) -> f64 {
+    const { assert!(S::N <= 16) };
+    assert!(d.len() == x.len() && (!WEIGHTED || weights.len() == x.len()));
+    let scale = s.splat(scale);
+    let mut total = 0.0;
+    let mut lanes = [0.0f32; 16];
+    let pieces = x.chunks(PIECE * S::N).zip(d.chunks_mut(PIECE * S::N));
+    for (piece, (x, d)) in pieces.enumerate() {
+        let mut sum = s.zero();
+        for (i, (x, d)) in x.chunks(S::N).zip(d.chunks_mut(S::N)).enumerate() {
+            let at = (piece * PIECE + i) * S::N;
+            // SAFETY: both chunks have `x.len() <= N` elements, the lanes a vector; as many weights lie from `at`.
+            unsafe {
+                if x.len() == S::N {
+                    let (mut value, mut g) = softplus(s, s.load(x.as_ptr()));
+                    if WEIGHTED {
+                        let w = s.load(weights.as_ptr().add(at));
+                        (value, g) = (s.mul(value, w), s.mul(g, w));
                     }
+                    s.store(d.as_mut_ptr(), s.mul(g, scale));
+                    sum = s.add(sum, value);
+                } else {
+                    let (mut value, mut g) = softplus(s, s.load_first(x.as_ptr(), x.len()));
+                    if WEIGHTED {
+                        let w = s.load_first(weights.as_ptr().add(at), x.len());
+                        (value, g) = (s.mul(value, w), s.mul(g, w));
+                    }
+                    s.store_first(d.as_mut_ptr(), s.mul(g, scale), x.len());
+                    lanes.fill(0.0);
+                    s.store_first(lanes.as_mut_ptr(), value, x.len());
+                    sum = s.add(sum, s.load(lanes.as_ptr()));
                 }
             }
-            // SAFETY: as above.
-            unsafe { s.store(lanes.as_mut_ptr(), sum) };
-            total += lanes[..S::N].iter().map(|&v| f64::from(v)).sum::<f64>();
         }
-        total
+        // SAFETY: as above.
+        unsafe { s.store(lanes.as_mut_ptr(), sum) };
+        total += lanes[..S::N].iter().map(|&v| f64::from(v)).sum::<f64>();
     }
+    total
 }
 
 /// `(ln(1 + e^x), 1 / (1 + e^-x))`, both to about 1e-7 relative also where they are small.

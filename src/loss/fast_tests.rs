@@ -15,7 +15,7 @@ struct Case {
     scores: Vec<f32>,
     truths: Vec<Vec<GroundTruth>>,
     anchors: Anchors,
-    c: Criterion,
+    c: Criterion<'static>,
     classes: usize,
 }
 
@@ -79,6 +79,7 @@ fn case(seed: u64, n: usize, classes: usize, reg_max: usize, objects: usize, one
         c: Criterion {
             reg_max,
             gains: GAINS,
+            class_weights: None,
             topk,
         },
         classes,
@@ -194,6 +195,67 @@ fn value_and_gradient_equal_the_reference_in_float64_on_every_instruction_set() 
     }
 }
 
+/// Weights that no two classes share.
+fn some_weights(classes: usize) -> &'static [f64] {
+    let w: Vec<f64> = (0..classes).map(|c| 0.75 + 0.5 * c as f64).collect();
+    w.leak()
+}
+
+#[test]
+fn class_weights_act_as_in_the_reference_and_as_in_a_difference() {
+    // more scores than a task has, and a number of classes that does not divide it
+    for (n, classes, reg_max) in [(2, 3, 1), (2, 80, 16), (1, 401, 1)] {
+        for one in [false, true] {
+            let mut case = case(90 + classes as u64, n, classes, reg_max, 5, one);
+            let plain = case.run(Isa::best(), 0.7);
+            case.c.class_weights = Some(some_weights(classes));
+            let (want, db, ds) = case.reference(0.7);
+            for isa in Isa::available() {
+                let (got, gb, gs) = case.run(isa, 0.7);
+                let (g, w) = (got.sums.classes, want.sums.classes);
+                assert!((g - w).abs() <= 1e-6 * w, "{isa:?} {g} for {w}");
+                assert!(off(&gb, &db) < 1e-6 && off(&gs, &ds) < 1e-6, "{isa:?}");
+                assert_eq!(
+                    got.score_sum, plain.0.score_sum,
+                    "the normaliser has no weights"
+                );
+            }
+            assert!(want.sums.classes > plain.0.sums.classes);
+            // each score's slope is its class's weight times the slope without weights
+            let gs = case.run(Isa::best(), 0.7).2;
+            for (i, (g, p)) in gs.iter().zip(&plain.2).enumerate() {
+                let w = some_weights(classes)[i % classes] as f32;
+                assert!((g - w * p).abs() <= 1e-5 * g.abs() + 1e-12, "{i}: {g} {p}");
+            }
+            case.c.class_weights = Some(vec![1.0; classes].leak());
+            assert!(
+                case.run(Isa::best(), 0.7) == plain,
+                "weights of 1 change no byte"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_slope_with_class_weights_is_that_of_a_finite_difference() {
+    let mut case = case(6, 1, 4, 1, 0, false);
+    case.c.class_weights = Some(some_weights(4));
+    let value = |case: &Case| case.reference(1.0).0.sums.classes * GAINS.classes;
+    let slope = case.run(Isa::best(), 1.0).2;
+    for at in [0, 5, 402] {
+        let x = case.scores[at];
+        let h = 1e-2;
+        case.scores[at] = x + h;
+        let above = value(&case);
+        case.scores[at] = x - h;
+        let below = value(&case);
+        case.scores[at] = x;
+        let step = f64::from(x + h) - f64::from(x - h);
+        let want = (above - below) / step;
+        assert!((f64::from(slope[at]) - want).abs() < 1e-4 * (1.0 + want.abs()));
+    }
+}
+
 #[test]
 fn scores_far_from_zero_keep_their_relative_precision() {
     for isa in Isa::available() {
@@ -204,6 +266,7 @@ fn scores_far_from_zero_keep_their_relative_precision() {
             let value = isa.run(Negatives {
                 x: &one,
                 d: &mut d,
+                weights: None,
                 scale: 1.0,
             });
             let x = f64::from(x);
@@ -323,6 +386,7 @@ fn rate() {
             let c = Criterion {
                 reg_max,
                 gains: GAINS,
+                class_weights: None,
                 topk,
             };
             let out = RawHead {
@@ -354,6 +418,7 @@ fn rate() {
                         truths: &truths[i],
                         anchors: &anchors,
                         c: &c,
+                        by_score: None,
                         weight: 1.0,
                     };
                     std::hint::black_box(image.positives());

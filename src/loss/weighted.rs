@@ -26,7 +26,9 @@ pub fn weighted_loss(
         return (loss.total * weight, shown);
     }
     let found = Arc::new(OnceLock::new());
-    let (found_by, c, anchors, truths) = (found.clone(), *c, anchors.clone(), truths.to_vec());
+    let (found_by, anchors, truths) = (found.clone(), anchors.clone(), truths.to_vec());
+    let (reg_max, gains, topk) = (c.reg_max, c.gains, c.topk);
+    let class_weights = c.class_weights.map(<[f64]>::to_vec);
     let classes = out.scores.dims()[2];
     let lanes = lanes::cut(truths.len(), ops::lanes());
     let run = move |boxes: &[f32], scores: &[f32], d_boxes: &mut [f32], d_scores: &mut [f32]| {
@@ -36,6 +38,12 @@ pub fn weighted_loss(
             classes,
         };
         let isa = ops::isa();
+        let c = Criterion {
+            reg_max,
+            gains,
+            class_weights: class_weights.as_deref(),
+            topk,
+        };
         let loss = head_loss_and_gradient(
             isa, raw, &truths, &anchors, &c, weight, &lanes, d_boxes, d_scores,
         );

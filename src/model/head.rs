@@ -1,7 +1,7 @@
 //! Detection head: a box branch and a class branch per level, no objectness.
 
 use super::blocks::{Builder, ConvNorm, Cost, Pass, square};
-use super::layout::{HeadOf, Init, ParamId, ParamKind};
+use super::layout::{ClassPart, HeadOf, Init, ParamId, ParamKind};
 use crate::config::model::ClassBranch;
 use crate::ops;
 use burn::tensor::Tensor;
@@ -109,6 +109,8 @@ pub(super) struct DetectArgs<'a> {
     pub reg_max: usize,
     pub one_to_one: bool,
     pub class_branch: ClassBranch,
+    /// Width of the class branches; otherwise it follows from the channels and the number of classes.
+    pub class_width: Option<usize>,
 }
 
 impl Detect {
@@ -139,7 +141,7 @@ impl Detect {
     fn branches(b: &mut Builder, name: &str, prefix: &str, a: &DetectArgs) -> Branches {
         let first = a.channels[0];
         let c2 = 16.max(first / 4).max(4 * a.reg_max);
-        let c3 = first.max(a.classes.min(100));
+        let c3 = a.class_width.unwrap_or(first.max(a.classes.min(100)));
         let boxes = a.channels.iter().enumerate().map(|(i, &ci)| {
             let name = format!("{name}.{prefix}cv2.{i}");
             let convs = vec![
@@ -149,6 +151,7 @@ impl Detect {
             Branch::output(b, &name, convs, 4 * a.reg_max, 2.0)
         });
         let boxes = boxes.collect();
+        let first_param = b.layout.params.len();
         let classes = a
             .channels
             .iter()
@@ -172,7 +175,15 @@ impl Detect {
                 let prior = (5.0 / a.classes as f64 / (640.0 / stride as f64).powi(2)).ln();
                 Branch::output(b, &name, convs, a.classes, prior as f32)
             });
-        let classes = classes.collect();
+        let classes: Vec<Branch> = classes.collect();
+        for p in &mut b.layout.params[first_param..] {
+            p.class = ClassPart::Hidden;
+        }
+        for c in &classes {
+            for id in [c.weight, c.bias] {
+                b.layout.params[id].class = ClassPart::Output;
+            }
+        }
         Branches { boxes, classes }
     }
 

@@ -31,6 +31,17 @@ pub enum HeadOf {
     OneToOne,
 }
 
+/// Which part of a branch that scores classes a parameter belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClassPart {
+    /// It is no such branch.
+    None,
+    /// Layers before the last.
+    Hidden,
+    /// Weights and biases of the last convolution, whose output channels are the classes.
+    Output,
+}
+
 /// How a parameter starts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
@@ -53,7 +64,10 @@ pub struct ParamInfo {
     pub offset: usize,
     pub kind: ParamKind,
     pub head: HeadOf,
+    pub class: ClassPart,
     pub init: Init,
+    /// Training leaves it as it is (`--freeze`).
+    pub frozen: bool,
 }
 
 impl ParamInfo {
@@ -66,6 +80,11 @@ impl ParamInfo {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+    /// Whether training moves it.
+    #[must_use]
+    pub fn trained(&self) -> bool {
+        self.kind != ParamKind::Constant && !self.frozen
     }
     /// Place in the flat array.
     #[must_use]
@@ -83,6 +102,8 @@ pub struct NormInfo {
     /// First element of the means in the flat array of buffers.
     pub offset: usize,
     pub head: HeadOf,
+    /// The running statistics are used in training too, and kept (`--freeze`).
+    pub frozen: bool,
 }
 
 impl NormInfo {
@@ -124,7 +145,9 @@ impl Layout {
             shape,
             kind,
             head,
+            class: ClassPart::None,
             init,
+            frozen: false,
         };
         self.param_len += info.len();
         self.params.push(info);
@@ -137,6 +160,7 @@ impl Layout {
             channels,
             offset: self.buffer_len,
             head,
+            frozen: false,
         });
         self.buffer_len += 2 * channels;
         self.norms.len() - 1

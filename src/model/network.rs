@@ -128,6 +128,7 @@ impl Network {
                         reg_max: spec.reg_max,
                         one_to_one: spec.one_to_one,
                         class_branch: spec.class_branch,
+                        class_width: spec.class_width,
                     };
                     (Layer::Detect(Detect::new(&mut b, &name, &a)), 0, stride)
                 }

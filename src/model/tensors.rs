@@ -12,7 +12,8 @@ enum Param {
 /// Parameters (and, for evaluation or frozen norms, running statistics) on a device.
 pub struct Tensors {
     params: Vec<Param>,
-    norms: Option<Vec<Norm>>,
+    /// Empty: statistics of the batch everywhere.
+    norms: Vec<Norm>,
 }
 
 fn upload<const D: usize>(
@@ -32,14 +33,16 @@ fn upload<const D: usize>(
 }
 
 impl Tensors {
-    /// Uploads flat `params`; with an autodiff `device` they are leaves of the graph.
+    /// Uploads flat `params`; with an autodiff `device` those that are trained are leaves of the graph. What comes before
+    /// the first of them is outside the graph: nothing is kept of it and no gradient is computed.
     #[must_use]
     pub fn new(layout: &Layout, params: &[f32], device: &Device, dtype: DType) -> Self {
-        let track = device.is_autodiff();
+        let autodiff = device.is_autodiff();
         let params = layout
             .params
             .iter()
             .map(|p| {
+                let track = autodiff && p.trained();
                 let values = &params[p.range()];
                 match *p.shape.as_slice() {
                     [a, b, c, d] => {
@@ -55,17 +58,36 @@ impl Tensors {
             .collect();
         Self {
             params,
-            norms: None,
+            norms: vec![],
         }
     }
 
     /// Batch norms use these flat running statistics instead of the batch's.
     #[must_use]
-    pub fn with_running_stats(mut self, layout: &Layout, buffers: &[f32]) -> Self {
-        let fixed = |n: &NormInfo| {
-            Norm::Fixed((buffers[n.mean()].to_vec(), buffers[n.var()].to_vec()).into())
+    pub fn with_running_stats(self, layout: &Layout, buffers: &[f32]) -> Self {
+        self.with_fixed(layout, buffers, |_| true)
+    }
+
+    /// As [`Self::with_running_stats`], of frozen batch norms only.
+    #[must_use]
+    pub fn with_frozen_stats(self, layout: &Layout, buffers: &[f32]) -> Self {
+        self.with_fixed(layout, buffers, |n| n.frozen)
+    }
+
+    fn with_fixed(
+        mut self,
+        layout: &Layout,
+        buffers: &[f32],
+        fixed: impl Fn(&NormInfo) -> bool,
+    ) -> Self {
+        let norm = |n: &NormInfo| {
+            if fixed(n) {
+                Norm::Fixed((buffers[n.mean()].to_vec(), buffers[n.var()].to_vec()).into())
+            } else {
+                Norm::Batch
+            }
         };
-        self.norms = Some(layout.norms.iter().map(fixed).collect());
+        self.norms = layout.norms.iter().map(norm).collect();
         self
     }
 
@@ -84,7 +106,7 @@ impl Tensors {
     }
 
     pub(super) fn norm(&self, id: NormId) -> Norm {
-        self.norms.as_ref().map_or(Norm::Batch, |n| n[id].clone())
+        self.norms.get(id).cloned().unwrap_or(Norm::Batch)
     }
 
     /// Adds every parameter's gradient to the flat `into` (parameters without one add nothing).

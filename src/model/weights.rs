@@ -54,6 +54,17 @@ pub enum WeightsError {
         found: Vec<usize>,
         expected: Vec<usize>,
     },
+    /// Nothing to start from.
+    #[error(
+        "{path}: no tensor fits {model}; {found} tensors are there, as {example}, and {model} has such as {expected}"
+    )]
+    NothingFits {
+        path: String,
+        model: String,
+        found: usize,
+        example: String,
+        expected: String,
+    },
     /// A tensor is not float32.
     #[error("{path}: tensor {name} is {found}, expected F32")]
     Type {
@@ -93,7 +104,7 @@ fn to_file(info: &ParamInfo, values: &[f32]) -> (Vec<usize>, Vec<f32>) {
     (file_shape(info), out)
 }
 
-fn file_shape(info: &ParamInfo) -> Vec<usize> {
+pub(super) fn file_shape(info: &ParamInfo) -> Vec<usize> {
     match *info.shape.as_slice() {
         // a constant over bins is stored as a 1x1 convolution over them
         [kh, kw, ci, co] => vec![co, ci, kh, kw],
@@ -101,7 +112,7 @@ fn file_shape(info: &ParamInfo) -> Vec<usize> {
     }
 }
 
-fn from_file(info: &ParamInfo, file: &[f32], into: &mut [f32]) {
+pub(super) fn from_file(info: &ParamInfo, file: &[f32], into: &mut [f32]) {
     if let [kh, kw, ci, co] = *info.shape.as_slice() {
         let mut values = file.iter();
         for o in 0..co {
@@ -179,7 +190,7 @@ pub fn to_bytes(
 
 /// A weights file in memory.
 pub struct WeightsFile {
-    path: String,
+    pub(super) path: String,
     bytes: Vec<u8>,
 }
 
@@ -199,7 +210,7 @@ impl WeightsFile {
         Ok(file)
     }
 
-    fn tensors(&self) -> Result<SafeTensors<'_>, WeightsError> {
+    pub(super) fn tensors(&self) -> Result<SafeTensors<'_>, WeightsError> {
         SafeTensors::deserialize(&self.bytes).map_err(|e| WeightsError::Format {
             path: self.path.clone(),
             reason: e.to_string(),
@@ -211,20 +222,26 @@ impl WeightsFile {
     /// # Errors
     /// [`WeightsError::NoMetadata`] for files of other programs.
     pub fn metadata(&self) -> Result<Metadata, WeightsError> {
-        let format = |reason: String| WeightsError::Format {
-            path: self.path.clone(),
-            reason,
-        };
-        let (_, header) =
-            SafeTensors::read_metadata(&self.bytes).map_err(|e| format(e.to_string()))?;
-        let json = header
-            .metadata()
-            .as_ref()
-            .and_then(|m| m.get(METADATA_KEY))
+        let json = self
+            .entry(METADATA_KEY)?
             .ok_or_else(|| WeightsError::NoMetadata {
                 path: self.path.clone(),
             })?;
-        serde_json::from_str(json).map_err(|e| format(format!("its metadata: {e}")))
+        serde_json::from_str(&json).map_err(|e| WeightsError::Format {
+            path: self.path.clone(),
+            reason: format!("its metadata: {e}"),
+        })
+    }
+
+    /// An entry of the file's metadata, ours or another program's.
+    pub(super) fn entry(&self, key: &str) -> Result<Option<String>, WeightsError> {
+        let read = SafeTensors::read_metadata(&self.bytes);
+        let (_, header) = read.map_err(|e| WeightsError::Format {
+            path: self.path.clone(),
+            reason: e.to_string(),
+        })?;
+        let entries = header.metadata().as_ref();
+        Ok(entries.and_then(|m| m.get(key).cloned()))
     }
 
     /// All values for a layout; every tensor must be there in its shape.

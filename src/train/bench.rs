@@ -2,7 +2,6 @@
 
 use super::engine::{Engine, Phases};
 use super::error::TrainError;
-use super::optim::Optimizer;
 use super::plan;
 use super::session::{Data, compute_pool, gains, loader_config};
 use crate::config::Settings;
@@ -85,11 +84,7 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
         let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX))?;
         let batches = loader.batches_per_epoch();
         let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
-        let optimizer = Optimizer::new(
-            plan.algorithm,
-            settings.weight_decay,
-            network.layout.param_len,
-        );
+        let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let weights = head_weights(network.spec.one_to_one, 0, 2);
         let mut engine = Engine::new(network, state, optimizer, gains(settings), &Device::flex());
         let (mut phases, mut waits, mut optimizer_s, mut all) = (vec![], vec![], vec![], vec![]);

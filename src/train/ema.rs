@@ -1,5 +1,7 @@
 //! Exponential moving average of parameters and running statistics.
 
+use crate::model::Layout;
+
 const DECAY: f64 = 0.9999;
 /// Reference steps over which the decay rises.
 const RAMP: f64 = 2000.0;
@@ -18,6 +20,20 @@ pub fn blend(average: &mut [f32], values: &[f32], d: f64) {
         .iter_mut()
         .zip(values)
         .for_each(|(a, v)| *a = d * *a + e * v);
+}
+
+/// [`blend`] of running statistics. Those of frozen norms are copied: the average of equal numbers is theirs only to
+/// rounding.
+pub fn blend_statistics(layout: &Layout, average: &mut [f32], values: &[f32], d: f64) {
+    for n in &layout.norms {
+        let at = n.mean().start..n.var().end;
+        let (average, values) = (&mut average[at.clone()], &values[at]);
+        if n.frozen {
+            average.copy_from_slice(values);
+        } else {
+            blend(average, values, d);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::model::init::{NORM_MOMENTUM, State};
 use crate::model::{Heads, Network, Tensors};
 use crate::ops;
 use burn::tensor::{DType, Device, Tensor};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// What the micro-batches since the last step have added up to.
@@ -58,8 +59,8 @@ pub struct Engine {
     pub gains: Gains,
     /// Momentum of the running statistics.
     pub norm_momentum: f64,
-    /// Batch norms use and keep their running statistics.
-    pub frozen_norms: bool,
+    /// Weights of the classes in the loss; otherwise all are 1.
+    pub class_weights: Option<Arc<[f64]>>,
     /// Of the last micro-batch.
     pub phases: Phases,
     /// Images that steps have used.
@@ -91,7 +92,7 @@ impl Engine {
             optimizer,
             gains,
             norm_momentum: NORM_MOMENTUM,
-            frozen_norms: false,
+            class_weights: None,
             phases: Phases::default(),
             images_seen: 0,
             device: device.clone(),
@@ -171,10 +172,8 @@ impl Engine {
         let start = Instant::now();
         let layout = &self.network.layout;
         let device = self.device.clone().autodiff();
-        let mut tensors = Tensors::new(layout, &self.state.params, &device, DType::F32);
-        if self.frozen_norms {
-            tensors = tensors.with_running_stats(layout, &self.state.buffers);
-        }
+        let tensors = Tensors::new(layout, &self.state.params, &device, DType::F32)
+            .with_frozen_stats(layout, &self.state.buffers);
         let heads = Heads {
             many: true,
             one: true,
@@ -194,6 +193,7 @@ impl Engine {
             let c = Criterion {
                 reg_max: self.network.spec.reg_max,
                 gains: self.gains,
+                class_weights: self.class_weights.as_deref(),
                 topk,
             };
             let (term, loss) = weighted_loss(head, &batch.truths, &anchors, &c, weight);
@@ -211,7 +211,7 @@ impl Engine {
         let loss = start.elapsed().as_secs_f64() - forward;
         let mut grads = total.backward();
         tensors.accumulate_gradients(layout, &mut grads, &mut self.window.gradient);
-        if !self.frozen_norms {
+        if !out.collected.stats.is_empty() {
             out.collected
                 .update_running(layout, &mut self.state.buffers, self.norm_momentum);
             self.state.batches_tracked += 1;
@@ -287,7 +287,7 @@ impl Engine {
             norm,
             d,
         );
-        ema::blend(&mut self.average.buffers, &self.state.buffers, d);
+        ema::blend_statistics(layout, &mut self.average.buffers, &self.state.buffers, d);
         self.average.batches_tracked = self.state.batches_tracked;
         Some(step)
     }
@@ -312,8 +312,14 @@ mod tests {
         let state = init::init(&network, 0);
         let optimizer = Optimizer::new(Algorithm::Sgd, 5e-4, network.layout.param_len);
         let mut e = Engine::new(network, state, optimizer, GAINS, &Device::flex());
-        e.frozen_norms = true;
+        freeze_norms(&mut e, true);
         e
+    }
+
+    fn freeze_norms(e: &mut Engine, frozen: bool) {
+        for n in &mut e.network.layout.norms {
+            n.frozen = frozen;
+        }
     }
 
     fn pixels(n: usize) -> Vec<u8> {
@@ -416,6 +422,7 @@ mod tests {
             let c = Criterion {
                 reg_max: 1,
                 gains: GAINS,
+                class_weights: None,
                 topk: ONE_TO_MANY,
             };
             let anchors = Anchors::new(64, 64, &e.network.strides);
@@ -486,6 +493,99 @@ mod tests {
     }
 
     #[test]
+    fn what_is_frozen_keeps_its_bytes_and_the_rest_gets_the_same_gradient() {
+        let (pixels, truths) = (pixels(2), truths(2));
+        let batch = MicroBatch {
+            pixels: &pixels,
+            height: 64,
+            width: 64,
+            truths,
+        };
+        let size = StepSize {
+            reference: 64,
+            full: 2,
+        };
+        for (request, model) in [
+            ("10", "yolo26n"),
+            ("22.cv2,22.cv3.1,3", "yolov8n"),
+            ("23.cv2,23.cv3,23.one2one_cv2", "yolo26n"),
+        ] {
+            // as the frozen one, but with every gradient
+            let mut whole = engine(model);
+            let mut e = engine(model);
+            freeze_norms(&mut e, false);
+            e.network.freeze(request).unwrap();
+            for (n, frozen) in whole
+                .network
+                .layout
+                .norms
+                .iter_mut()
+                .zip(&e.network.layout.norms)
+            {
+                n.frozen = frozen.frozen;
+            }
+            let before = e.state.clone();
+            whole.accumulate(&batch, (0.8, 0.2)).unwrap();
+            e.accumulate(&batch, (0.8, 0.2)).unwrap();
+            for p in &e.network.layout.params {
+                let at = p.range();
+                if p.trained() {
+                    assert_eq!(
+                        e.window.gradient[at.clone()],
+                        whole.window.gradient[at],
+                        "{}",
+                        p.name
+                    );
+                } else {
+                    assert!(e.window.gradient[at].iter().all(|&g| g == 0.0));
+                }
+            }
+            let rates = Rates {
+                lr: 0.01,
+                bias_lr: 0.01,
+                momentum: 0.9,
+            };
+            for _ in 0..2 {
+                e.step(&rates, size).unwrap();
+                e.accumulate(&batch, (0.8, 0.2)).unwrap();
+            }
+            let bytes = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            for (state, what) in [(&e.state, "weights"), (&e.average, "average")] {
+                let mut moved = 0;
+                for p in &e.network.layout.params {
+                    let same = bytes(&state.params[p.range()]) == bytes(&before.params[p.range()]);
+                    assert!(same || p.trained(), "{what}: {}", p.name);
+                    // a level without objects gives its box branch no gradient
+                    moved += usize::from(!same);
+                }
+                assert!(moved > 50, "{what}: {moved} moved");
+                for n in &e.network.layout.norms {
+                    let same = bytes(&state.buffers[n.mean()]) == bytes(&before.buffers[n.mean()]);
+                    assert_eq!(same, n.frozen, "{what}: {}", n.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn class_weights_change_the_loss_of_training() {
+        let (pixels, truths) = (pixels(1), truths(1));
+        let batch = MicroBatch {
+            pixels: &pixels,
+            height: 64,
+            width: 64,
+            truths,
+        };
+        let loss = |weights: Option<[f64; 3]>| {
+            let mut e = engine("yolo26n");
+            e.class_weights = weights.map(|w| w.as_slice().into());
+            e.accumulate(&batch, (0.8, 0.2)).unwrap().sums.classes
+        };
+        assert_eq!(loss(None), loss(Some([1.0; 3])));
+        assert!((loss(Some([2.0; 3])) / loss(None) - 2.0).abs() < 1e-6);
+    }
+
+    #[test]
     fn training_on_one_image_lowers_its_loss() {
         let (pixels, truths) = (pixels(2), truths(2));
         let batch = MicroBatch {
@@ -495,7 +595,7 @@ mod tests {
             truths,
         };
         let mut e = engine("yolo26n");
-        e.frozen_norms = false;
+        freeze_norms(&mut e, false);
         e.optimizer = Optimizer::new(Algorithm::AdamW, 0.0, e.network.layout.param_len);
         let rates = Rates {
             lr: 0.001,

@@ -1,12 +1,14 @@
 //! Why a run ended early.
 
 use super::checkpoint::CheckpointError;
+use super::class_weights::ClassWeightsError;
 use crate::config::ConfigError;
 use crate::config::dataset::DatasetError;
 use crate::config::model::ModelConfigError;
 use crate::data::DataError;
 use crate::data::loader::LoaderError;
 use crate::eval::{EvalError, ValidateError};
+use crate::model::freeze::FreezeError;
 use crate::model::weights::WeightsError;
 use crate::ops::cpu::isa::IsaError;
 use crate::report::run_dir::RunDirError;
@@ -29,6 +31,10 @@ pub enum TrainError {
     Model(#[from] ModelConfigError),
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    #[error(transparent)]
+    Freeze(#[from] FreezeError),
+    #[error(transparent)]
+    ClassWeights(#[from] ClassWeightsError),
     #[error(transparent)]
     Eval(#[from] EvalError),
     #[error(transparent)]

@@ -8,10 +8,11 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::optim::{ADAM_EPS, Algorithm, BETA2, MAX_NORM, Optimizer};
+use super::muon;
+use super::optim::{ADAM_EPS, Algorithm, BETA2, MAX_NORM, Optimizer, muon_step};
 use super::schedule::Rates;
-use crate::model::layout::ParamInfo;
-use crate::model::{HeadOf, Layout, ParamKind};
+use crate::model::layout::{ParamId, ParamInfo};
+use crate::model::{HeadOf, Layout};
 use crate::ops::cpu::isa::{Isa, Kernel};
 use crate::ops::cpu::simd::Simd;
 
@@ -39,21 +40,22 @@ impl GradientScale {
     }
 }
 
-/// The parts of parameters that lie in a chunk of flat memory: places within the chunk.
+/// The parts of parameters that lie in a chunk of flat memory: places within the chunk, and which parameter.
 fn pieces(
     layout: &Layout,
     chunk: Range<usize>,
-) -> impl Iterator<Item = (Range<usize>, &ParamInfo)> {
+) -> impl Iterator<Item = (Range<usize>, ParamId)> + '_ {
     let first = layout
         .params
         .partition_point(|p| p.range().end <= chunk.start);
     let from = chunk.start;
     layout.params[first..]
         .iter()
-        .take_while(move |p| p.offset < chunk.end)
-        .map(move |p| {
+        .zip(first..)
+        .take_while(move |(p, _)| p.offset < chunk.end)
+        .map(move |(p, id)| {
             let at = p.range();
-            (at.start.max(from) - from..at.end.min(chunk.end) - from, p)
+            (at.start.max(from) - from..at.end.min(chunk.end) - from, id)
         })
 }
 
@@ -73,10 +75,10 @@ pub fn gradient_norm(isa: Isa, layout: &Layout, gradient: &[f32], scale: Gradien
         .map(|(i, g)| {
             let first = i * CHUNK;
             pieces(layout, first..first + g.len())
-                .map(|(at, p)| {
+                .map(|(at, id)| {
                     isa.run(Square {
                         g: &g[at],
-                        scale: scale.of(p),
+                        scale: scale.of(&layout.params[id]),
                     })
                 })
                 .sum()
@@ -152,24 +154,33 @@ pub fn step(
     } else {
         1.0
     };
-    let decay = optimizer.weight_decay;
-    let rule = |p: &ParamInfo| {
-        let (lr, decay) = match p.kind {
-            ParamKind::Weight => (rates.lr, decay),
-            ParamKind::Norm => (rates.lr, 0.0),
-            ParamKind::Bias => (rates.bias_lr, 0.0),
-            ParamKind::Constant => (0.0, 0.0),
-        };
-        Rule {
-            scale: scale.of(p),
-            clip,
-            lr,
-            decay,
-            momentum: rates.momentum,
-            fixed: p.kind == ParamKind::Constant,
-            d,
-        }
-    };
+    let rules: Vec<Rule> = layout
+        .params
+        .iter()
+        .map(|p| {
+            let motion = optimizer.motion(p, rates);
+            Rule {
+                scale: scale.of(p),
+                clip,
+                lr: motion.map_or(0.0, |m| m.lr),
+                decay: motion.map_or(0.0, |m| m.decay),
+                muon: motion.and_then(|m| m.muon),
+                momentum: rates.momentum,
+                fixed: motion.is_none(),
+                d,
+            }
+        })
+        .collect();
+    if optimizer.algorithm == Algorithm::MuSgd {
+        muon_part(
+            isa,
+            layout,
+            &rules,
+            flat.params,
+            flat.gradient,
+            &mut optimizer.muon,
+        );
+    }
     let chunks = flat
         .params
         .par_chunks_mut(CHUNK)
@@ -179,24 +190,27 @@ pub fn step(
         .zip(optimizer.first.par_chunks_mut(CHUNK));
     let place = |i: usize, len: usize| i * CHUNK..i * CHUNK + len;
     match optimizer.algorithm {
-        Algorithm::Sgd => chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
-            for (at, p) in pieces(layout, place(i, w.len())) {
-                let [w, a, g, m] = [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
-                isa.run(Sgd {
-                    w,
-                    a,
-                    g,
-                    m,
-                    rule: rule(p),
-                });
-            }
-        }),
+        Algorithm::Sgd | Algorithm::MuSgd => {
+            chunks.enumerate().for_each(|(i, (((w, a), g), m))| {
+                for (at, id) in pieces(layout, place(i, w.len())) {
+                    let [w, a, g, m] =
+                        [&mut *w, &mut *a, &mut *g, &mut *m].map(|s| &mut s[at.clone()]);
+                    isa.run(Sgd {
+                        w,
+                        a,
+                        g,
+                        m,
+                        rule: rules[id],
+                    });
+                }
+            })
+        }
         Algorithm::AdamW => {
             assert_eq!(optimizer.second.len(), n, "second moments");
             let t = i32::try_from(optimizer.steps).unwrap_or(i32::MAX);
             let chunks = chunks.zip(optimizer.second.par_chunks_mut(CHUNK));
             chunks.enumerate().for_each(|(i, ((((w, a), g), m), v))| {
-                for (at, p) in pieces(layout, place(i, w.len())) {
+                for (at, id) in pieces(layout, place(i, w.len())) {
                     let [w, a, g, m, v] =
                         [&mut *w, &mut *a, &mut *g, &mut *m, &mut *v].map(|s| &mut s[at.clone()]);
                     isa.run(AdamW {
@@ -206,12 +220,60 @@ pub fn step(
                         m,
                         v,
                         t,
-                        rule: rule(p),
+                        rule: rules[id],
                     });
                 }
             });
         }
     }
+}
+
+/// Muon's part of a step: `params` and the momentum `muon` move, the gradient stays for the part that follows.
+fn muon_part(
+    isa: Isa,
+    layout: &Layout,
+    rules: &[Rule],
+    params: &mut [f32],
+    gradient: &[f32],
+    muon: &mut [f32],
+) {
+    assert_eq!(muon.len(), layout.param_len, "Muon's momentum");
+    struct Task<'a> {
+        w: &'a mut [f32],
+        m: &'a mut [f32],
+        g: &'a [f32],
+        size: [usize; 2],
+        rule: Rule,
+        lr: f64,
+    }
+    let (mut w, mut m, mut tasks) = (params, muon, vec![]);
+    for (p, rule) in layout.params.iter().zip(rules) {
+        let (of_p, rest) = w.split_at_mut(p.len());
+        let (m_of_p, m_rest) = m.split_at_mut(p.len());
+        (w, m) = (rest, m_rest);
+        if let Some(lr) = rule.muon {
+            tasks.push(Task {
+                w: of_p,
+                m: m_of_p,
+                g: &gradient[p.range()],
+                size: muon::matrix(p),
+                rule: *rule,
+                lr,
+            });
+        }
+    }
+    // the most work first, so that no thread is left with it at the end
+    let work = |t: &Task| {
+        let [rows, columns] = t.size;
+        let small = rows.min(columns);
+        small * small * (3 * rows.max(columns) + 17 * small)
+    };
+    tasks.sort_by_key(|t| std::cmp::Reverse(work(t)));
+    tasks.into_par_iter().with_max_len(1).for_each(|t| {
+        let (scale, clip) = (t.rule.scale, t.rule.clip);
+        let g = t.g.iter().map(|g| g * scale * clip);
+        muon_step(&isa, t.w, g, t.m, t.size, t.lr, t.rule.momentum);
+    });
 }
 
 /// How the elements of a parameter move.
@@ -221,8 +283,10 @@ struct Rule {
     clip: f32,
     lr: f64,
     decay: f64,
+    /// Rate of Muon's part.
+    muon: Option<f64>,
     momentum: f64,
-    /// Nothing trains it: its average follows, its gradient is dropped.
+    /// Nothing trains it: its average is the same bytes, its gradient is dropped.
     fixed: bool,
     /// Decay of the average.
     d: f64,
@@ -231,8 +295,7 @@ struct Rule {
 impl Rule {
     #[inline(always)]
     fn constant(self, w: &[f32], a: &mut [f32], g: &mut [f32]) {
-        let (d, e) = (self.d as f32, (1.0 - self.d) as f32);
-        a.iter_mut().zip(w).for_each(|(a, w)| *a = d * *a + e * *w);
+        a.copy_from_slice(w);
         g.fill(0.0);
     }
 }
@@ -385,7 +448,11 @@ mod tests {
     fn steps_equal_the_plain_optimizer_and_average_on_every_instruction_set_and_any_number_of_threads()
      {
         for model in ["yolo26n", "yolov8n"] {
-            for algorithm in [Algorithm::Sgd, Algorithm::AdamW] {
+            for algorithm in [Algorithm::Sgd, Algorithm::AdamW, Algorithm::MuSgd] {
+                // the plain products take long
+                if algorithm == Algorithm::MuSgd && model != "yolo26n" {
+                    continue;
+                }
                 let want = reference(model, algorithm);
                 assert!(want.norms[0] < MAX_NORM && want.norms[2] > MAX_NORM);
                 for isa in Isa::available() {
@@ -407,6 +474,42 @@ mod tests {
     }
 
     #[test]
+    fn frozen_parameters_and_their_average_keep_their_bytes() {
+        for algorithm in [Algorithm::Sgd, Algorithm::AdamW, Algorithm::MuSgd] {
+            let (mut l, mut r) = start("yolov8n", algorithm);
+            for p in &mut l.params[..30] {
+                p.frozen = true;
+            }
+            let before = r.state.params.clone();
+            let mut g = gradient(l.param_len, 1);
+            let flat = Flat {
+                params: &mut r.state.params,
+                average: &mut r.average.params,
+                gradient: &mut g,
+            };
+            // a decay for which the average of equal numbers is not always theirs
+            step(
+                Isa::best(),
+                &l,
+                &mut r.optimizer,
+                flat,
+                &RATES,
+                SCALE,
+                1.0,
+                0.7,
+            );
+            for p in &l.params {
+                let same = |v: &[f32]| {
+                    let pairs = v[p.range()].iter().zip(&before[p.range()]);
+                    pairs.into_iter().all(|(a, b)| a.to_bits() == b.to_bits())
+                };
+                assert_eq!(same(&r.state.params), !p.trained(), "{}", p.name);
+                assert_eq!(same(&r.average.params), !p.trained(), "{}", p.name);
+            }
+        }
+    }
+
+    #[test]
     fn a_gradient_that_is_not_finite_has_such_a_norm() {
         let (l, _) = start("yolo26n", Algorithm::Sgd);
         let mut g = vec![1.0; l.param_len];
@@ -418,16 +521,23 @@ mod tests {
     #[test]
     #[ignore = "a measurement"]
     fn rate() {
-        for algorithm in [Algorithm::Sgd, Algorithm::AdamW] {
-            let (l, mut r) = start("yolo26n", algorithm);
+        for (model, algorithm) in [
+            ("yolo26n", Algorithm::Sgd),
+            ("yolo26n", Algorithm::AdamW),
+            ("yolo26n", Algorithm::MuSgd),
+            ("yolo26s", Algorithm::MuSgd),
+        ] {
+            let (l, mut r) = start(model, algorithm);
             let (mut plain, mut fused) = (f64::MAX, f64::MAX);
             for _ in 0..8 {
                 let mut g = gradient(l.param_len, 1);
                 let t = std::time::Instant::now();
-                finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor);
-                r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
-                ema::blend(&mut r.average.params, &r.state.params, 0.25);
-                plain = plain.min(t.elapsed().as_secs_f64() * 1e3);
+                if algorithm != Algorithm::MuSgd {
+                    finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor);
+                    r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
+                    ema::blend(&mut r.average.params, &r.state.params, 0.25);
+                    plain = plain.min(t.elapsed().as_secs_f64() * 1e3);
+                }
                 let mut g = gradient(l.param_len, 1);
                 let t = std::time::Instant::now();
                 let norm = gradient_norm(Isa::best(), &l, &g, SCALE);
@@ -450,7 +560,7 @@ mod tests {
                 fused = fused.min(t.elapsed().as_secs_f64() * 1e3);
             }
             println!(
-                "{algorithm:?}, {} parameters: plain {plain:.2} ms, fused {fused:.2} ms",
+                "{model} {algorithm:?}, {} parameters: plain {plain:.2} ms, fused {fused:.2} ms",
                 l.param_len
             );
         }

@@ -1,10 +1,12 @@
 //! The resolved plan of a run: what `auto` and the reference batch mean for this data and these options.
 
 use super::engine::StepSize;
-use super::optim::Algorithm;
+use super::muon::{CLASS_BOOST, MUON_RATE};
+use super::optim::{self, Algorithm};
 use super::schedule::Schedule;
 use crate::config::{LrScaling, Optimizer, Settings};
 use crate::data::sampler::mosaic_off_from;
+use crate::model::Layout;
 use crate::model::init::NORM_MOMENTUM;
 
 /// Momentum of running statistics that most frameworks have.
@@ -17,6 +19,8 @@ const SHORT_RUN: usize = 10_000;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub algorithm: Algorithm,
+    /// Rate of Muon's part as a factor of the schedule's.
+    pub muon_rate: f64,
     pub schedule: Schedule,
     pub size: StepSize,
     /// Momentum of the running statistics of batch norms.
@@ -25,6 +29,17 @@ pub struct Plan {
     pub mosaic_off_from: usize,
     /// Lines to print before step 0.
     pub lines: Vec<String>,
+}
+
+impl Plan {
+    /// The optimizer of this plan, at its start.
+    #[must_use]
+    pub fn optimizer(&self, weight_decay: f64, layout: &Layout) -> optim::Optimizer {
+        optim::Optimizer {
+            muon_rate: self.muon_rate,
+            ..optim::Optimizer::new(self.algorithm, weight_decay, layout.param_len)
+        }
+    }
 }
 
 /// Resolves a plan for `images` training images in `batches` micro-batches an epoch and `classes` classes.
@@ -39,13 +54,18 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         full: s.batch * accumulate,
     };
     let (algorithm, lr0, momentum, bias) = optimizer(s, images, classes, &mut lines);
-    let k = match s.lr_scaling {
-        LrScaling::Auto => algorithm.scaling_exponent(),
-        LrScaling::Linear => 1.0,
-        LrScaling::Sqrt => 0.5,
-        LrScaling::None => 0.0,
+    let (k, of_muon) = match s.lr_scaling {
+        LrScaling::Auto => (
+            algorithm.scaling_exponent(),
+            Algorithm::MUON_SCALING_EXPONENT,
+        ),
+        LrScaling::Linear => (1.0, 1.0),
+        LrScaling::Sqrt => (0.5, 0.5),
+        LrScaling::None => (0.0, 0.0),
     };
-    let ratio = (size.full as f64 / size.reference as f64).powf(k);
+    let longer = size.full as f64 / size.reference as f64;
+    let ratio = longer.powf(k);
+    let muon_rate = MUON_RATE * longer.powf(of_muon - k);
     let half = s.epochs as f64 / 2.0;
     let warmup_epochs = s.warmup_epochs.min(half);
     if warmup_epochs < s.warmup_epochs {
@@ -86,6 +106,12 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         s.weight_decay,
         super::optim::MAX_NORM
     ));
+    if algorithm == Algorithm::MuSgd {
+        lines.push(format!(
+            "Muon's part of the weights: {:.6} ({MUON_RATE} x {lr0} x ({} / {})^{of_muon}); class branches x{CLASS_BOOST}",
+            schedule.lr * muon_rate, size.full, size.reference
+        ));
+    }
     lines.push(format!(
         "warm-up {} batches: rate from 0 (biases {:.6}), momentum from {}, accumulate from 1",
         schedule.warmup, schedule.warmup_bias_lr, schedule.warmup_momentum
@@ -98,6 +124,7 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
     lines.extend(note);
     Plan {
         algorithm,
+        muon_rate,
         schedule,
         size,
         norm_momentum: norms,
@@ -136,13 +163,17 @@ fn optimizer(
             lines.push("optimizer AdamW".into());
             (Algorithm::AdamW, s.lr0, s.momentum, s.warmup_bias_lr)
         }
+        Optimizer::MuSgd => {
+            lines.push("optimizer MuSGD (Muon and SGD with Nesterov momentum)".into());
+            (Algorithm::MuSgd, s.lr0, s.momentum, s.warmup_bias_lr)
+        }
         Optimizer::Auto => {
             let steps = images.div_ceil(s.batch.max(s.nbs)) * s.epochs;
             let (algorithm, lr) = if steps > SHORT_RUN {
                 lines.push(format!(
-                    "optimizer auto: {steps} steps are more than {SHORT_RUN}, so SGD (Nesterov) at 0.01; MuSGD is not there yet"
+                    "optimizer auto: {steps} steps are more than {SHORT_RUN}, so MuSGD at 0.01"
                 ));
-                (Algorithm::Sgd, 0.01)
+                (Algorithm::MuSgd, 0.01)
             } else {
                 let lr = (0.002 * 5.0 / (4 + classes) as f64 * 1e6).round() / 1e6;
                 lines.push(format!(
@@ -180,13 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn auto_takes_adamw_for_short_runs_and_sgd_for_long_ones_and_says_so() {
+    fn auto_takes_adamw_for_short_runs_and_musgd_for_long_ones_and_says_so() {
         let p = resolve(&settings(&[]), 4, 1, 80);
         assert_eq!((p.algorithm, p.schedule.lr), (Algorithm::AdamW, 0.000_119));
         assert_eq!((p.schedule.momentum, p.schedule.warmup_bias_lr), (0.9, 0.0));
         let p = resolve(&settings(&[]), 118_287, 7393, 80);
-        assert_eq!((p.algorithm, p.schedule.lr), (Algorithm::Sgd, 0.01));
-        assert!(p.lines.iter().any(|l| l.contains("MuSGD is not there yet")));
+        assert_eq!((p.algorithm, p.schedule.lr), (Algorithm::MuSgd, 0.01));
+        assert_eq!((p.schedule.momentum, p.schedule.warmup_bias_lr), (0.9, 0.0));
+        assert!(
+            p.lines
+                .iter()
+                .any(|l| l.contains("184900 steps are more than 10000, so MuSGD at 0.01"))
+        );
     }
 
     #[test]
@@ -225,6 +261,38 @@ mod tests {
         assert!((lr(&[sgd, ("batch", "256"), ("lr-scaling", "none")]) - 0.01).abs() < 1e-12);
         assert!((lr(&[sgd, ("batch", "256"), ("lr-scaling", "sqrt")]) - 0.02).abs() < 1e-12);
         assert!((lr(&[sgd, ("batch", "16"), ("accumulate", "8")]) - 0.02).abs() < 1e-12);
+    }
+
+    #[test]
+    fn muons_part_scales_with_the_root_and_the_rest_of_musgd_linearly_unless_forced() {
+        let rates = |scaling: &str| {
+            let o = [
+                ("optimizer", "MuSGD"),
+                ("batch", "256"),
+                ("lr-scaling", scaling),
+            ];
+            let p = resolve(&settings(&o), 1000, 10, 3);
+            (p.schedule.lr, p.schedule.lr * p.muon_rate)
+        };
+        for (scaling, sgd, muon) in [
+            ("auto", 0.04, 0.004),
+            ("linear", 0.04, 0.008),
+            ("sqrt", 0.02, 0.004),
+            ("none", 0.01, 0.002),
+        ] {
+            let got = rates(scaling);
+            assert!(
+                (got.0 - sgd).abs() < 1e-12 && (got.1 - muon).abs() < 1e-12,
+                "{scaling} {got:?}"
+            );
+        }
+        let p = resolve(&settings(&[("optimizer", "MuSGD")]), 1000, 10, 3);
+        assert_eq!((p.muon_rate, p.schedule.warmup_momentum), (0.2, 0.8));
+        assert!(
+            p.lines.iter().any(|l| l.contains("Muon's part")),
+            "{:?}",
+            p.lines
+        );
     }
 
     #[test]

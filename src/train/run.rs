@@ -2,14 +2,15 @@
 
 use super::checkpoint::{Best, Checkpoint, Header, Position, to_bytes as checkpoint_bytes};
 use super::checkpoints::{self, Saver};
+use super::class_weights::class_weights;
 use super::engine::Engine;
 use super::error::TrainError;
-use super::optim::Optimizer;
 use super::plan::{self, Plan};
 use super::resume::{self, Resumed, RunLock};
 use super::session::{
     self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
 };
+use super::start::{Start, start, start_again};
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
@@ -19,9 +20,9 @@ use crate::data::loader::Loader;
 use crate::data::sampler::{Sampler, mosaic_off_from};
 use crate::eval::{Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
-use crate::model::init::{self, State};
-use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
-use crate::model::{Network, ParamKind};
+use crate::model::Network;
+use crate::model::init::State;
+use crate::model::weights::{Metadata, WeightsFile, to_bytes};
 use crate::ops;
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
@@ -88,6 +89,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let header = resumed.as_ref().map(|r| &r.checkpoint.header);
+        // before the data are read, which may take long
         let spec = match header {
             Some(h) => h.metadata.spec.clone(),
             None => ModelSpec::resolve(&settings.model)?,
@@ -112,8 +114,15 @@ impl<'a> Run<'a> {
                 run: r.folder.clone(),
             });
         }
-        let network = Network::new(spec, train.names.len());
-        let state = init::init(&network, settings.seed);
+        let Start {
+            network,
+            state,
+            licence,
+        } = match header {
+            Some(h) => start_again(&settings, &h.metadata, console)?,
+            None => start(&settings, spec, &train.names, console)?,
+        };
+        let class_weights = class_weights(&settings, &train, console)?;
 
         let batches = Sampler {
             images: train.images.len(),
@@ -151,27 +160,24 @@ impl<'a> Run<'a> {
         let metadata = Metadata {
             category_ids: train.category_ids.clone(),
             imgsz: settings.imgsz,
-            licence: OWN_LICENCE.into(),
+            licence,
             model: network.spec.name.clone(),
             names: train.names.clone(),
             spec: network.spec.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
         };
         let device = Device::flex();
-        let optimizer = Optimizer::new(
-            plan.algorithm,
-            settings.weight_decay,
-            network.layout.param_len,
-        );
+        let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let mut engine = Engine::new(network, state, optimizer, gains(&settings), &device);
         engine.norm_momentum = plan.norm_momentum;
+        engine.class_weights = class_weights;
         let saver = Saver::new(&folder, settings.keep_checkpoints)?;
         let (lock, checkpoint, epochs) = match resumed {
             Some(r) => (r.lock, Some(r.checkpoint), r.epochs),
             None => (RunLock::take(&folder)?, None, settings.epochs),
         };
         let mut run = Self {
-            csv: ResultsCsv::new(&folder.join("results.csv"), third, 3),
+            csv: ResultsCsv::new(&folder.join("results.csv"), third, plan.algorithm.groups()),
             epochs: settings.epochs,
             engine,
             settings,
@@ -394,7 +400,7 @@ impl<'a> Run<'a> {
             seconds: self.seconds(),
             train,
             validation: row,
-            learning_rates: vec![rates.lr, rates.lr, rates.bias_lr],
+            learning_rates: self.engine.optimizer.group_rates(&rates),
         };
         self.csv
             .push(&row_of_epoch)
@@ -513,7 +519,8 @@ impl<'a> Run<'a> {
             return Ok(None);
         };
         let network = &self.engine.network;
-        let inference = Inference::new(network, state, self.engine.gains, &self.device);
+        let inference = Inference::new(network, state, self.engine.gains, &self.device)
+            .with_class_weights(self.engine.class_weights.clone());
         let mut bar = self.console.bar("  validation", split.images.len());
         let batches = loader.val_batches(self.settings.batch);
         let c = choice(&self.settings);
@@ -582,7 +589,7 @@ impl<'a> Run<'a> {
             .layout
             .params
             .iter()
-            .filter(|p| p.kind != ParamKind::Constant)
+            .filter(|p| p.trained())
             .map(|p| p.len())
             .sum();
         let best = self.best.map_or(0, |b| b.epoch + 1);

@@ -6,6 +6,7 @@ mod buffer;
 pub mod conv;
 pub mod isa;
 pub mod lanes;
+pub mod matrix;
 pub mod norm;
 pub mod peak;
 pub mod pool;
