@@ -38,7 +38,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         ALWAYS,
         "the layout in memory is always channels last",
     ),
-    ("plots", LATER, "results.csv holds the figures"),
     ("sync_bn", LATER, "this version trains on one device"),
     // Loss
     ("cls_pw", LATER, "all classes weigh the same"),

@@ -5,6 +5,7 @@
 pub mod console;
 pub mod files;
 mod number;
+pub mod plot;
 mod progress;
 pub mod raster;
 pub mod results_csv;

@@ -7,6 +7,7 @@ mod error;
 pub mod flat;
 pub mod optim;
 pub mod plan;
+mod plots;
 mod run;
 pub mod schedule;
 mod session;

@@ -4,6 +4,7 @@ use super::engine::Engine;
 use super::error::TrainError;
 use super::optim::Optimizer;
 use super::plan::{self, Plan};
+use super::plots;
 use super::session::{
     self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
 };
@@ -37,7 +38,13 @@ pub fn run(
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
     let pool = compute_pool(settings)?;
-    pool.install(|| Run::start(settings, interrupted, console)?.train())
+    pool.install(|| {
+        let run = Run::start(settings, interrupted, console)?;
+        let folder = run.folder.clone();
+        let end = run.train();
+        let drawn = plots::draw_results(settings, &folder, console);
+        end.and_then(|folder| drawn.map(|()| folder))
+    })
 }
 
 struct Run<'a> {
@@ -153,6 +160,7 @@ impl<'a> Run<'a> {
             best: None,
         };
         run.print_plan();
+        plots::draw_labels(settings, &run.folder, &run.images, console)?;
         Ok(run)
     }
 
@@ -218,6 +226,7 @@ impl<'a> Run<'a> {
             if period > 0 && (epoch + 1) as i64 % period == 0 {
                 self.save(&format!("epoch{}", epoch + 1))?;
             }
+            plots::refresh_results(self.settings, &self.folder, self.console)?;
             let patience = self.settings.patience;
             if let (Some(best), true, false) = (self.best, patience > 0 && ap.is_some(), last)
                 && epoch - best.epoch >= patience
@@ -370,6 +379,7 @@ impl<'a> Run<'a> {
         if let Some((v, _)) = self.validate(&state)? {
             v.predictions.write(&self.folder.join("predictions.json"))?;
             print_metrics(self.console, &v.metrics);
+            plots::draw_validation(self.settings, &self.folder, &v, self.console)?;
         }
         let trained: usize = network
             .layout
@@ -446,6 +456,7 @@ pub fn val(
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
         print_metrics(console, &v.metrics);
+        plots::draw_validation(settings, &folder, &v, console)?;
         console.note(format!("results in {}", folder.display()));
         Ok(folder.clone())
     })
