@@ -164,7 +164,7 @@ fn defaults_are_those_of_the_specification() {
         cls 0.5; dfl 1.5; hsv_h 0.015; hsv_s 0.7; hsv_v 0.4; degrees 0.0; translate 0.1; scale [0.5, 1.5]; shear 0.0; \
         perspective 0.0; flipud 0.0; fliplr 0.5; mosaic 1.0; mixup 0.0; cutmix 0.0; conf null; iou 0.7; max_det 300; \
         end2end false; accumulate null; lr_scaling auto; drop_last false; skip_bad false; cfg null; weights null; split val; \
-        nc 80; lanes 4; steps 10; json false";
+        nc 80; lanes 4; steps 10; json false; plots true";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -186,7 +186,7 @@ fn each_command_takes_its_options() {
     let mut val = names(Command::Val);
     val.sort_unstable();
     let mut expected: Vec<&str> = "weights data imgsz batch device workers threads project name conf iou max-det end2end rect \
-        single-cls classes skip-bad split cfg"
+        single-cls classes skip-bad split cfg plots"
         .split_whitespace()
         .collect();
     expected.sort_unstable();

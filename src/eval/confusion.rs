@@ -20,7 +20,7 @@ use crate::data::Truth;
 pub struct ConfusionMatrix {
     /// Classes; the class number after the last one stands for the background.
     pub classes: usize,
-    /// Only scores above it count.
+    /// Only scores above it count. Rounded as scores are, to f32, so that a score of 0.3 is not above 0.3.
     pub confidence: f64,
     /// Only overlaps above it match.
     pub iou: f64,
@@ -34,7 +34,7 @@ impl ConfusionMatrix {
     pub fn new(classes: usize, confidence: f64, iou: f64) -> Self {
         Self {
             classes,
-            confidence,
+            confidence: f64::from(confidence as f32),
             iou,
             counts: BTreeMap::new(),
         }

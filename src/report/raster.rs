@@ -153,6 +153,15 @@ pub fn text_width(text: &str, size: f32) -> f32 {
         .sum()
 }
 
+/// Every character of `text` has a glyph in the embedded font.
+#[must_use]
+pub fn has_glyphs(text: &str) -> bool {
+    skrifa::FontRef::new(FONT).is_ok_and(|font| {
+        let characters = font.charmap();
+        text.chars().all(|c| characters.map(c).is_some())
+    })
+}
+
 /// `text` as a part of an XML text or attribute: markup is escaped, white space is a space, and what XML cannot hold is
 /// U+FFFD.
 #[must_use]
@@ -285,6 +294,7 @@ mod tests {
             );
         }
         assert_eq!(text_width("", 20.0), 0.0);
+        assert!(has_glyphs("Größe مرحبا") && !has_glyphs("a 细") && !has_glyphs("🙂"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::report::Console;
 use crate::report::plot::confusion::{Confusion, confusion};
 use crate::report::plot::curves::{Curve, Family, curves};
 use crate::report::plot::labels::{LabelStats, labels};
-use crate::report::plot::{PlotError, results};
+use crate::report::plot::{PlotError, class_label, results};
 use std::path::Path;
 use std::time::Duration;
 
@@ -35,7 +35,9 @@ pub fn draw_labels(
     if !settings.plots {
         return Ok(());
     }
-    let mut stats = LabelStats::new(&split.names);
+    let names = split.names.iter().enumerate();
+    let names: Vec<String> = names.map(|(i, name)| class_label(i, name)).collect();
+    let mut stats = LabelStats::new(&names);
     for image in &split.images {
         let (w, h) = (
             f64::from(image.width.max(1)),
@@ -100,7 +102,7 @@ pub fn draw_validation(
         .metrics
         .per_class
         .iter()
-        .map(|c| c.name.clone())
+        .map(|c| class_label(c.class, &c.name))
         .collect();
     for (file, family) in families(validation, &names) {
         unless_full(curves(&family).save(&folder.join(file)), console)?;
@@ -219,4 +221,88 @@ fn families(validation: &Validation<'_>, names: &[String]) -> [(&'static str, Fa
             over_confidence("Recall", &|c| c.by_confidence.recall.clone()),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Error, ErrorKind};
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Log {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_any_other_failure_a_warning() {
+        let log = Log::default();
+        let console = Console::plain(log.clone(), std::io::sink());
+        let failed = |kind: ErrorKind| PlotError::Write {
+            path: "run/labels.jpg".into(),
+            source: Error::new(kind, "run/labels.jpg: cannot"),
+        };
+        let e = unless_full(Err(failed(ErrorKind::StorageFull)), &console).unwrap_err();
+        assert!(matches!(e, TrainError::Write { .. }), "{e}");
+        assert_eq!(log.text(), "");
+        unless_full(Err(failed(ErrorKind::PermissionDenied)), &console).unwrap();
+        assert!(
+            log.text()
+                .contains("warning: cannot write run/labels.jpg: cannot"),
+            "{}",
+            log.text()
+        );
+    }
+
+    #[test]
+    fn results_are_drawn_where_there_are_some_and_not_again_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = Log::default();
+        let console = Console::plain(log.clone(), std::io::sink());
+        let settings = Settings::default();
+        let picture = folder.path().join("results.png");
+        draw_results(&settings, folder.path(), &console).unwrap();
+        assert!(!picture.exists());
+
+        let csv = folder.path().join("results.csv");
+        std::fs::write(&csv, "epoch,train/box_loss\n1,2.5\n").unwrap();
+        let off = Settings {
+            plots: false,
+            ..settings.clone()
+        };
+        refresh_results(&off, folder.path(), &console).unwrap();
+        assert!(!picture.exists());
+        refresh_results(&settings, folder.path(), &console).unwrap();
+        let first = std::fs::read(&picture).unwrap();
+
+        std::fs::write(&csv, "epoch,train/box_loss\n1,2.5\n2,1.5\n").unwrap();
+        refresh_results(&settings, folder.path(), &console).unwrap();
+        assert_eq!(
+            std::fs::read(&picture).unwrap(),
+            first,
+            "drawn a moment ago"
+        );
+        draw_results(&settings, folder.path(), &console).unwrap();
+        assert_ne!(std::fs::read(&picture).unwrap(), first);
+        assert_eq!(log.text(), "");
+
+        std::fs::write(&csv, "epoch\nx\n").unwrap();
+        draw_results(&settings, folder.path(), &console).unwrap();
+        assert!(log.text().contains("results.csv: line 2"), "{}", log.text());
+    }
 }

@@ -299,7 +299,7 @@ fn grid_panel(svg: &mut Svg, outer: Area, grid: &Grid, down: bool, [title, x, y]
     );
     panel.background(svg, Titles { title, x, y });
     grid.draw(svg, panel.area, down);
-    let key = format!("darkest: {}", short_count(grid.greatest()));
+    let key = format!("darkest: {} boxes", short_count(grid.greatest()));
     let at = (panel.area.right(), panel.area.y - 7.0);
     svg.text(at, &Font::new(SMALL, Anchor::End), &key);
     panel.axes(svg);

@@ -42,6 +42,19 @@ pub enum PlotError {
     },
 }
 
+/// How a class is named in pictures: by its name; with its number where the name alone would not tell it from others,
+/// because it is blank or has characters that the font draws as boxes.
+#[must_use]
+pub fn class_label(class: usize, name: &str) -> String {
+    if name.trim().is_empty() {
+        format!("class {class}")
+    } else if raster::has_glyphs(name) {
+        name.to_string()
+    } else {
+        format!("{class}: {name}")
+    }
+}
+
 /// A finished drawing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
@@ -71,5 +84,45 @@ impl Picture {
             path: path.into(),
             source,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_can_be_told_from_one_another_whatever_their_names() {
+        assert_eq!(class_label(3, "red <cell>"), "red <cell>");
+        assert_eq!(class_label(3, "خلايا"), "خلايا");
+        assert_eq!(class_label(3, "红细胞"), "3: 红细胞");
+        assert_eq!(class_label(3, " "), "class 3");
+    }
+
+    #[test]
+    fn the_file_name_decides_the_format_and_errors_name_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let picture = svg::Svg::new(20, 10).finish();
+        for (name, format) in [
+            ("a.png", image::ImageFormat::Png),
+            ("a.jpg", image::ImageFormat::Jpeg),
+        ] {
+            let path = folder.path().join(name);
+            picture.save(&path).unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(image::guess_format(&bytes).unwrap(), format);
+        }
+        let e = picture.save(&folder.path().join("no/a.png")).unwrap_err();
+        assert!(
+            matches!(e, PlotError::Write { .. }) && e.to_string().contains("no/a.png"),
+            "{e}"
+        );
+        let huge = svg::Svg::new(20_000, 10).finish();
+        let e = huge.save(&folder.path().join("b.png")).unwrap_err();
+        assert!(
+            e.to_string()
+                .contains("b.png: a picture of 20000x10 pixels"),
+            "{e}"
+        );
     }
 }
