@@ -46,7 +46,7 @@ fn data_set(folder: &Path) {
     fs::write(folder.join("data.yaml"), yaml).unwrap();
 }
 
-fn yolo_train(folder: &Path, line: &str) -> String {
+fn run(folder: &Path, line: &str) -> String {
     let out = Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"))
         .current_dir(folder)
         .args(line.split_whitespace())
@@ -78,20 +78,20 @@ fn assert_picture(path: &Path) {
 fn a_run_leaves_its_pictures_and_validation_of_its_weights_the_same_ones() {
     let t = tempfile::tempdir().unwrap();
     data_set(t.path());
-    let log = yolo_train(t.path(), "train --epochs 2");
+    let log = run(t.path(), "train --epochs 2");
     assert!(!log.contains("warning"), "{log}");
-    let run = t.path().join("runs/detect/train");
+    let trained = t.path().join("runs/detect/train");
     for name in ["results.png", "labels.jpg"].iter().chain(&CURVES) {
-        assert_picture(&run.join(name));
+        assert_picture(&trained.join(name));
     }
 
-    yolo_train(
+    run(
         t.path(),
         "val --weights runs/detect/train/weights/best.safetensors",
     );
     let val = t.path().join("runs/detect/val");
     for name in CURVES {
-        let (a, b) = (fs::read(run.join(name)), fs::read(val.join(name)));
+        let (a, b) = (fs::read(trained.join(name)), fs::read(val.join(name)));
         assert!(a.unwrap() == b.unwrap(), "{name} differs");
     }
 }
@@ -102,9 +102,9 @@ fn runs_without_plots_leave_no_picture_and_the_same_weights() {
     data_set(t.path());
     for (name, plots) in [("with", "true"), ("without", "false")] {
         let line = format!("train --epochs 1 --name {name} --plots {plots}");
-        yolo_train(t.path(), &line);
+        run(t.path(), &line);
     }
-    yolo_train(
+    run(
         t.path(),
         "val --weights runs/detect/without/weights/best.safetensors --plots false",
     );
@@ -122,4 +122,38 @@ fn runs_without_plots_leave_no_picture_and_the_same_weights() {
     );
     let weights = |run: &str| fs::read(runs.join(run).join("weights/last.safetensors")).unwrap();
     assert!(weights("with") == weights("without"));
+}
+
+/// The picture shows every row that the run wrote, also the rows since it was last drawn.
+#[cfg(unix)]
+#[test]
+fn an_interrupted_run_leaves_a_picture_of_all_its_rows() {
+    let t = tempfile::tempdir().unwrap();
+    data_set(t.path());
+    let line = "train --epochs 1000 --data data.yaml --imgsz 64 --batch 2 --workers 1 --threads 1";
+    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"))
+        .current_dir(t.path())
+        .args(line.split(' '))
+        .stderr(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let run = t.path().join("runs/detect/train");
+    let rows =
+        || fs::read_to_string(run.join("results.csv")).map_or(0, |text| text.lines().count());
+    while rows() < 4 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let kill = ["-INT", &child.id().to_string()].map(String::from);
+    let killed = std::process::Command::new("kill").args(kill).status();
+    assert!(killed.unwrap().success());
+    child.wait().unwrap();
+
+    let again = t.path().join("again/train");
+    fs::create_dir_all(&again).unwrap();
+    fs::copy(run.join("results.csv"), again.join("results.csv")).unwrap();
+    yolo_train::report::plot::results::redraw(&again).unwrap();
+    let [kept, drawn] = [run, again].map(|f| fs::read(f.join("results.png")).unwrap());
+    assert!(kept == drawn, "the picture is older than the table");
 }

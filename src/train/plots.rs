@@ -19,7 +19,7 @@ use std::time::Duration;
 const MATRIX_CONFIDENCE: f64 = 0.25;
 const MATRIX_IOU: f64 = 0.45;
 
-/// results.png is drawn anew after an epoch where it is older than this: drawing takes about a tenth of a second.
+/// results.png is drawn anew after an epoch where it is older than this: drawing takes some 40 ms.
 const REDRAWN_AFTER: Duration = Duration::from_secs(30);
 
 /// `labels.jpg`: what the labels of the training images are.
@@ -109,8 +109,9 @@ pub fn draw_validation(
     }
     let confidence = settings.conf.unwrap_or(MATRIX_CONFIDENCE);
     let matrix = ConfusionMatrix::of(&validation.predictions, confidence, MATRIX_IOU);
+    let at = format!("confidence > {confidence}");
     let note = format!(
-        "detections of confidence over {confidence}, matched at IoU over {MATRIX_IOU}; {} images",
+        "matched at IoU > {MATRIX_IOU}, any classes; {} images",
         validation.metrics.images
     );
     for (file, normalised) in [
@@ -121,6 +122,7 @@ pub fn draw_validation(
             names: &names,
             counts: &matrix.counts,
             normalised,
+            at: &at,
             note: &note,
         });
         unless_full(picture.save(&folder.join(file)), console)?;

@@ -17,14 +17,16 @@ pub struct Confusion<'a> {
     pub counts: &'a BTreeMap<(usize, usize), u64>,
     /// Each column's parts instead of its counts.
     pub normalised: bool,
-    /// What was counted, beneath the title.
+    /// Which detections were counted, in the title: "confidence > 0.25".
+    pub at: &'a str,
+    /// How, beneath the title.
     pub note: &'a str,
 }
 
 /// Cells have numbers for as many classes.
 pub const NUMBERED: usize = 30;
 /// More rows than this share cells, so that a cell is at least a pixel.
-const ROWS: usize = 900;
+const ROWS: usize = 1100;
 const BACKGROUND: &str = "background";
 
 /// Draws the matrix.
@@ -41,7 +43,7 @@ pub fn confusion(matrix: &Confusion<'_>) -> Picture {
     // Names smaller than this are not read.
     let named = block == 1 && cell >= 9.5;
     let font = (cell - 0.5).min(SMALL + 1.0);
-    let names: Vec<String> = (0..n)
+    let names: Vec<String> = (0..if named { n } else { 0 })
         .map(|i| matrix.names.get(i).map_or(BACKGROUND, String::as_str))
         .map(|name| fitted(name, font as f32, 150.0))
         .collect();
@@ -65,7 +67,7 @@ pub fn confusion(matrix: &Confusion<'_>) -> Picture {
         let (x, y) = (edge(column), edge(row));
         let place = Area::new(left + x, top + y, edge(column + 1) - x, edge(row + 1) - y);
         let share = match matrix.normalised {
-            true => value,
+            true => value.sqrt(),
             false => share_of(count, greatest),
         };
         svg.rect(place, &hex(heat(share)));
@@ -107,7 +109,7 @@ pub fn confusion(matrix: &Confusion<'_>) -> Picture {
     );
     let bar = Area::new(left + side + 22.0, top, 16.0, side.min(420.0));
     match matrix.normalised {
-        true => key(&mut svg, bar, 1.0, |v| v),
+        true => key(&mut svg, bar, 1.0, f64::sqrt),
         false => {
             let end = greatest.max(1) as f64;
             key(&mut svg, bar, end, |v| (v / end).sqrt());
@@ -118,10 +120,12 @@ pub fn confusion(matrix: &Confusion<'_>) -> Picture {
 
 fn heading(svg: &mut Svg, matrix: &Confusion<'_>, block: usize, width: f64) {
     let title = match matrix.normalised {
-        true => "Confusion matrix, parts of each column",
-        false => "Confusion matrix, counts",
+        true => "parts of each column",
+        false => "counts",
     };
-    svg.text((22.0, 32.0), &Font::new(HEAD, Anchor::Start), title);
+    let title = format!("Confusion matrix, {}: {title}", matrix.at);
+    let title = fitted(&title, HEAD as f32, width as f32 - 40.0);
+    svg.text((22.0, 32.0), &Font::new(HEAD, Anchor::Start), &title);
     let shared = match block {
         1 => String::new(),
         b => format!("; each cell is the sum of {b} x {b}"),
@@ -205,7 +209,8 @@ mod tests {
             names,
             counts: &counts(names.len()),
             normalised,
-            note: "confidence over 0.25, IoU over 0.45",
+            at: "confidence > 0.25",
+            note: "matched at IoU > 0.45",
         })
     }
 
@@ -233,6 +238,7 @@ mod tests {
             names: &names,
             counts: &counts(2000),
             normalised: true,
+            at: "",
             note: "",
         };
         for block in [1, 3] {
@@ -256,6 +262,7 @@ mod tests {
             names: &nasty_names(),
             counts: &BTreeMap::new(),
             normalised: true,
+            at: "",
             note: "",
         };
         assert_drawn(&confusion(&empty), 0.005);

@@ -56,7 +56,7 @@ impl LabelStats {
             n += 1;
             self.centres.add((x1 + x2) / 2.0, (y1 + y2) / 2.0);
             self.sizes.add(x2 - x1, y2 - y1);
-            if self.boxes % self.stride == 0 {
+            if self.boxes.is_multiple_of(self.stride) {
                 self.sample.push((class, [x2 - x1, y2 - y1]));
             }
             self.boxes += 1;
@@ -215,23 +215,27 @@ fn classes_panel(svg: &mut Svg, outer: Area, stats: &LabelStats) {
     let area = panel.area;
     let pitch = area.w / n.max(1) as f64;
     let gap = if pitch >= 3.0 { pitch * 0.2 } else { 0.0 };
+    let fits = |n: u64| f64::from(text_width(&short_count(n), SMALL as f32)) <= pitch - 2.0;
+    let numbered = counts.iter().all(|c| fits(c.1));
     for (i, &(class, count)) in counts.iter().enumerate() {
-        let left = area.x + i as f64 * pitch + gap / 2.0;
         let top = panel.place(0.0, count as f64).1;
-        // Between pixels a bar would be pale.
-        let width = if gap > 0.0 { pitch - gap } else { pitch + 0.5 };
+        let (mut left, mut right) = (
+            area.x + i as f64 * pitch + gap / 2.0,
+            area.x + (i + 1) as f64 * pitch - gap / 2.0,
+        );
+        if gap == 0.0 {
+            // Bars without gaps meet between pixels, so that none is pale.
+            (left, right) = (left.round(), right.round().max(left.round() + 1.0));
+        }
         if count > 0 {
             let height = (area.bottom() - top).max(1.0);
-            svg.rect(Area::new(left, area.bottom() - height, width, height), BLUE);
+            let bar = Area::new(left, area.bottom() - height, right - left, height);
+            svg.rect(bar, BLUE);
         }
-        let middle = left + (pitch - gap) / 2.0;
-        let text = short_count(count);
-        if f64::from(text_width(&text, SMALL as f32)) <= pitch - 2.0 {
-            svg.text(
-                (middle, top - 4.0),
-                &Font::new(SMALL, Anchor::Middle),
-                &text,
-            );
+        let middle = (left + right) / 2.0;
+        if numbered {
+            let font = Font::new(SMALL, Anchor::Middle);
+            svg.text((middle, top - 4.0), &font, &short_count(count));
         }
         let name = &stats.names[class];
         match naming {

@@ -241,7 +241,7 @@ fn draw(svg: &mut Svg, outer: Area, chart: &Chart, epochs: &[Option<f64>]) {
     let y = match (chart.part, chart.series.iter().any(|s| !s.smoothed)) {
         (true, _) => Scale::linear(0.0, (greatest * 1.1).clamp(1e-3, 1.0), 5),
         (_, true) => Scale::linear(0.0, greatest * 1.08, 5),
-        _ => Scale::around(values(), 5),
+        _ => Scale::around(values(), 6),
     };
     let span = super::ticks::range(epochs.iter().copied().flatten()).unwrap_or((0.0, 1.0));
     let room = ((span.1 - span.0) * 0.02).max(if span.0 < span.1 { 0.0 } else { 0.5 });
