@@ -39,7 +39,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         ALWAYS,
         "the layout in memory is always channels last",
     ),
-    ("plots", LATER, "results.csv holds the figures"),
     ("sync_bn", LATER, "this version trains on one device"),
     // Loss
     ("cls_pw", ALWAYS, "--class-weights balanced does it"),

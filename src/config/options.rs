@@ -314,5 +314,7 @@ options! {
             "Most detections in an image";
         "end2end" end2end: bool = Is("false"), Kind::Flag, TRAIN_VAL,
             "Use the head that needs no suppression, where the network has one";
+        "plots" plots: bool = Is("true"), Kind::Flag, TRAIN_VAL,
+            "Draw pictures: labels, losses and figures over epochs, curves, confusion matrix";
     }
 }

@@ -180,7 +180,7 @@ fn defaults_are_those_of_the_specification() {
         perspective 0.0; flipud 0.0; fliplr 0.5; mosaic 1.0; mixup 0.0; cutmix 0.0; conf null; iou 0.7; max_det 300; \
         end2end false; accumulate null; lr_scaling auto; drop_last false; skip_bad false; cfg null; weights null; split val; \
         nc 80; lanes 4; steps 10; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
-        freeze null; class_weights null";
+        freeze null; class_weights null; plots true";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -202,7 +202,7 @@ fn each_command_takes_its_options() {
     let mut val = names(Command::Val);
     val.sort_unstable();
     let mut expected: Vec<&str> = "weights data imgsz batch device workers threads project name conf iou max-det end2end rect \
-        single-cls classes skip-bad split cfg"
+        single-cls classes skip-bad split cfg plots"
         .split_whitespace()
         .collect();
     expected.sort_unstable();

@@ -36,7 +36,7 @@ pub(super) struct OperatingPoint {
     pub classes: Vec<Option<(f64, f64)>>,
 }
 
-const POINTS: usize = 1000;
+pub(super) const POINTS: usize = 1000;
 const SMOOTHING: usize = 101;
 
 /// The outcomes of one image's `detections`, given as (class, detection), against its ground truth, in order of class.
@@ -93,17 +93,25 @@ pub(super) fn match_image(
     }
 }
 
-/// The confidence of the best smoothed mean F1 and what it gives. `instances[class]` is the number of ground truths.
-pub(super) fn best_f1(outcomes: &[Outcome], instances: &[usize]) -> OperatingPoint {
+/// The curves of each class over confidence; `None` where it has no ground truth. `instances[class]` is the number of
+/// ground truths.
+pub(super) fn confidence_curves(
+    outcomes: &[Outcome],
+    instances: &[usize],
+) -> Vec<Option<ConfidenceCurve>> {
     let mut of_class: Vec<Vec<Outcome>> = vec![Vec::new(); instances.len()];
     for outcome in outcomes {
         of_class[outcome.class].push(*outcome);
     }
-    let curves: Vec<Option<Curve>> = of_class
+    of_class
         .into_iter()
         .zip(instances)
-        .map(|(own, &n)| (n > 0).then(|| Curve::of(own, n)))
-        .collect();
+        .map(|(own, &n)| (n > 0).then(|| ConfidenceCurve::of(own, n)))
+        .collect()
+}
+
+/// The confidence of the best smoothed mean F1 and what it gives.
+pub(super) fn best_f1(curves: &[Option<ConfidenceCurve>]) -> OperatingPoint {
     let counted = curves.iter().flatten().count().max(1) as f64;
     let mean_f1: Vec<f64> = (0..POINTS)
         .map(|at| curves.iter().flatten().map(|c| c.f1(at)).sum::<f64>() / counted)
@@ -118,17 +126,19 @@ pub(super) fn best_f1(outcomes: &[Outcome], instances: &[usize]) -> OperatingPoi
     }
 }
 
-fn confidence(at: usize) -> f64 {
+/// The `at`-th of the [`POINTS`] confidences.
+pub(super) fn confidence(at: usize) -> f64 {
     at as f64 / (POINTS - 1) as f64
 }
 
 /// P and R of one class at every confidence.
-struct Curve {
-    precision: Vec<f64>,
-    recall: Vec<f64>,
+#[derive(Debug, Clone, PartialEq)]
+pub struct ConfidenceCurve {
+    pub precision: Vec<f64>,
+    pub recall: Vec<f64>,
 }
 
-impl Curve {
+impl ConfidenceCurve {
     fn of(mut ranked: Vec<Outcome>, instances: usize) -> Self {
         ranked.sort_by(|a, b| b.score.total_cmp(&a.score));
         let mut curve = Self {
@@ -149,7 +159,9 @@ impl Curve {
         curve
     }
 
-    fn f1(&self, at: usize) -> f64 {
+    /// F1 at the `at`-th confidence, 0 where P and R are.
+    #[must_use]
+    pub fn f1(&self, at: usize) -> f64 {
         let (p, r) = (self.precision[at], self.recall[at]);
         if p + r > 0.0 {
             2.0 * p * r / (p + r)
@@ -253,7 +265,7 @@ mod tests {
                 })
                 .collect();
             let instances = [60, 0, 45, 90, 7];
-            let got = best_f1(&outcomes, &instances);
+            let got = best_f1(&confidence_curves(&outcomes, &instances));
             assert_eq!((got.confidence, got.classes), naive(&outcomes, &instances));
         }
     }
@@ -265,16 +277,19 @@ mod tests {
             outcome(0, 0.8, true),
             outcome(0, 0.1, false),
         ];
-        let point = best_f1(&outcomes, &[2]);
+        let point = best_f1(&confidence_curves(&outcomes, &[2]));
         assert_eq!(point.classes, [Some((1.0, 1.0))]);
         assert!(point.confidence > 0.1 && point.confidence < 0.8);
     }
 
     #[test]
     fn a_class_without_detections_has_zero_precision_and_one_without_truth_none() {
-        let point = best_f1(&[outcome(1, 0.5, false)], &[3, 0]);
+        let point = best_f1(&confidence_curves(&[outcome(1, 0.5, false)], &[3, 0]));
         assert_eq!(point.classes, [Some((0.0, 0.0)), None]);
-        assert_eq!(best_f1(&[], &[0, 0]).classes, [None, None]);
+        assert_eq!(
+            best_f1(&confidence_curves(&[], &[0, 0])).classes,
+            [None, None]
+        );
     }
 
     fn truth(bbox: [f64; 4], crowd: bool) -> Truth {

@@ -7,7 +7,8 @@ use hotcoco::{
     AccumulatedEval, Annotation, Category, Dataset, EvalMode, Image, Params, StreamingEval,
 };
 
-use super::best_f1::{Outcome, best_f1, match_image};
+use super::best_f1::{Outcome, best_f1, confidence_curves, match_image};
+use super::curves::{ClassCurves, Curves};
 use super::results::{CocoDetection, image_at};
 use super::{Detection, EvalError, zero_id};
 use crate::data::{ImageEntry, Split};
@@ -179,6 +180,11 @@ impl<'a> Evaluator<'a> {
 
     /// The figures over the images added so far.
     pub fn finish(self) -> Metrics {
+        self.finish_with_curves().0
+    }
+
+    /// As [`finish`](Self::finish), with the curves that the figures were read from.
+    pub fn finish_with_curves(self) -> (Metrics, Curves) {
         let split = self.split;
         let classes = split.names.len();
         let mut images = vec![0; classes];
@@ -194,7 +200,8 @@ impl<'a> Evaluator<'a> {
             }
         }
         let outcomes: Vec<Outcome> = self.outcomes.values().flatten().copied().collect();
-        let point = best_f1(&outcomes, &instances);
+        let by_confidence = confidence_curves(&outcomes, &instances);
+        let point = best_f1(&by_confidence);
 
         let mut coco = self.coco.finalize();
         coco.accumulate();
@@ -203,8 +210,8 @@ impl<'a> Evaluator<'a> {
             .stats()
             .and_then(|stats| stats.try_into().ok())
             .expect("accumulate and summarize ran, and box evaluation has twelve figures");
-        let curves = coco.accumulated().expect("accumulate ran");
-        let ap_of: HashMap<u64, (f64, f64)> = curves
+        let accumulated = coco.accumulated().expect("accumulate ran");
+        let ap_of: HashMap<u64, (f64, f64)> = accumulated
             .cat_ids
             .iter()
             .enumerate()
@@ -212,8 +219,8 @@ impl<'a> Evaluator<'a> {
                 (
                     id,
                     (
-                        mean_precision(curves, 0..1, k),
-                        mean_precision(curves, 0..curves.shape.t, k),
+                        mean_precision(accumulated, 0..1, k),
+                        mean_precision(accumulated, 0..accumulated.shape.t, k),
                     ),
                 )
             })
@@ -235,7 +242,25 @@ impl<'a> Evaluator<'a> {
                 }
             })
             .collect();
-        Metrics {
+        let slot_of: HashMap<u64, usize> = (0..)
+            .zip(&accumulated.cat_ids)
+            .map(|(k, &id)| (id, k))
+            .collect();
+        let of_classes = by_confidence.into_iter().enumerate();
+        let curves = Curves {
+            best: point.confidence,
+            classes: of_classes
+                .filter_map(|(class, by_confidence)| {
+                    Some(ClassCurves {
+                        class,
+                        by_confidence: by_confidence?,
+                        by_recall: precisions(accumulated, 0, slot_of[&split.category_ids[class]])
+                            .collect(),
+                    })
+                })
+                .collect(),
+        };
+        let metrics = Metrics {
             coco: figures,
             precision: mean_of_existing(per_class.iter().map(|c| c.precision)),
             recall: mean_of_existing(per_class.iter().map(|c| c.recall)),
@@ -243,7 +268,8 @@ impl<'a> Evaluator<'a> {
             images: self.outcomes.len(),
             instances: instances.iter().sum(),
             per_class,
-        }
+        };
+        (metrics, curves)
     }
 
     fn match_for_figures(
@@ -332,11 +358,14 @@ fn start(split: &Split) -> Result<StreamingEval, hotcoco::Error> {
 /// Mean of the interpolated precision of category slot `k` over IoU thresholds and the 101 recalls, for all areas and
 /// the greatest detection limit; -1 where the category has no ground truth.
 fn mean_precision(curves: &AccumulatedEval, thresholds: std::ops::Range<usize>, k: usize) -> f64 {
+    mean_of_existing(thresholds.flat_map(|t| precisions(curves, t, k)))
+}
+
+/// The interpolated precisions of category slot `k` at the 101 recalls, for all areas and the greatest detection limit.
+fn precisions(curves: &AccumulatedEval, t: usize, k: usize) -> impl Iterator<Item = f64> {
     let (all_areas, hundred) = (0, curves.shape.m - 1);
-    mean_of_existing(thresholds.flat_map(|t| {
-        (0..curves.shape.r)
-            .map(move |r| curves.precision[curves.precision_idx(t, r, k, all_areas, hundred)])
-    }))
+    (0..curves.shape.r)
+        .map(move |r| curves.precision[curves.precision_idx(t, r, k, all_areas, hundred)])
 }
 
 fn mean_of_existing(values: impl Iterator<Item = f64>) -> f64 {

@@ -499,3 +499,33 @@ fn evaluator_speed() {
     e.finish();
     println!("finished in {:?}", start.elapsed());
 }
+
+#[test]
+fn the_curves_are_those_that_the_figures_were_read_from() {
+    for seed in [3, 11] {
+        let (split, detections) = drawn_set(seed);
+        let (metrics, curves) = evaluate(&split, &detections, 0..60).finish_with_curves();
+        assert_eq!(curves.best, metrics.confidence);
+        let at = curves.best_at();
+        assert_eq!(super::Curves::confidences()[at], metrics.confidence);
+        let with_truth = metrics.per_class.iter().filter(|c| c.instances > 0);
+        assert_eq!(curves.classes.len(), with_truth.clone().count());
+        for (class, m) in curves.classes.iter().zip(with_truth) {
+            assert_eq!(class.class, m.class);
+            assert_eq!(class.by_confidence.precision[at], m.precision);
+            assert_eq!(class.by_confidence.recall[at], m.recall);
+            assert_eq!(class.by_recall.len(), super::Curves::recalls().len());
+            let area = class.by_recall.iter().sum::<f64>() / 101.0;
+            assert!((area - m.ap50).abs() < 1e-12, "{area} {}", m.ap50);
+        }
+        let mean = super::Curves::mean(curves.classes.iter().map(|c| c.by_recall.as_slice()), 101);
+        let area = mean.iter().sum::<f64>() / 101.0;
+        assert!((area - metrics.coco[1]).abs() < 1e-12);
+        let precision = curves
+            .classes
+            .iter()
+            .map(|c| c.by_confidence.precision.as_slice());
+        let precision = super::Curves::mean(precision, 1000)[at];
+        assert!((precision - metrics.precision).abs() < 1e-12);
+    }
+}

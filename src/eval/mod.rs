@@ -11,6 +11,8 @@
 
 mod best_f1;
 mod coco;
+mod confusion;
+mod curves;
 mod error;
 mod infer;
 mod predictions;
@@ -26,7 +28,10 @@ mod suppress_tests;
 #[cfg(test)]
 mod testing;
 
+pub use best_f1::ConfidenceCurve;
 pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
+pub use confusion::ConfusionMatrix;
+pub use curves::{ClassCurves, Curves};
 pub use error::EvalError;
 pub use infer::{Inference, Inferred, micro_batch};
 pub use predictions::Predictions;

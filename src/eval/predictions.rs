@@ -59,6 +59,15 @@ impl<'a> Predictions<'a> {
         Ok(())
     }
 
+    /// The split, and the images that were added with their detections, in its order.
+    pub(super) fn images(&self) -> (&'a Split, impl Iterator<Item = (usize, &[CocoDetection])>) {
+        let images = self.images.iter();
+        (
+            self.split,
+            images.map(|(&index, found)| (index, found.as_slice())),
+        )
+    }
+
     /// # Errors
     /// What writing the file reports.
     pub fn write(&self, path: &Path) -> Result<(), EvalError> {

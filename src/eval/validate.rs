@@ -1,8 +1,8 @@
 //! A pass over a split: detections, figures, loss.
 
 use super::{
-    Detection, EvalError, Evaluator, Inference, Metrics, Predictions, SuppressConfig, end_to_end,
-    micro_batch, suppress,
+    Curves, Detection, EvalError, Evaluator, Inference, Metrics, Predictions, SuppressConfig,
+    end_to_end, micro_batch, suppress,
 };
 use crate::data::Split;
 use crate::data::batch::Batch;
@@ -35,6 +35,7 @@ pub enum ValidateError {
 /// What a validation found.
 pub struct Validation<'a> {
     pub metrics: Metrics,
+    pub curves: Curves,
     pub loss: ShownLoss,
     pub predictions: Predictions<'a>,
 }
@@ -90,8 +91,10 @@ pub fn validate<'a>(
         done += batch.len();
         progress(done);
     }
+    let (metrics, curves) = evaluator.finish_with_curves();
     Ok(Validation {
-        metrics: evaluator.finish(),
+        metrics,
+        curves,
         loss,
         predictions,
     })

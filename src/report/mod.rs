@@ -5,7 +5,9 @@
 pub mod console;
 pub mod files;
 mod number;
+pub mod plot;
 mod progress;
+pub mod raster;
 pub mod results_csv;
 pub mod run_dir;
 pub mod tables;

@@ -11,6 +11,7 @@ pub mod flat;
 mod muon;
 pub mod optim;
 pub mod plan;
+mod plots;
 mod resume;
 mod run;
 pub mod schedule;

@@ -9,7 +9,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 10] = [
+const MAY_CHANGE: [&str; 11] = [
     "epochs",
     "workers",
     "threads",
@@ -19,6 +19,7 @@ const MAY_CHANGE: [&str; 10] = [
     "save-steps",
     "keep-checkpoints",
     "time",
+    "plots",
     "resume",
 ];
 /// Options that say where the run is.

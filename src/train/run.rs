@@ -6,6 +6,7 @@ use super::class_weights::class_weights;
 use super::engine::Engine;
 use super::error::TrainError;
 use super::plan::{self, Plan};
+use super::plots;
 use super::resume::{self, Resumed, RunLock};
 use super::session::{
     self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
@@ -48,7 +49,13 @@ pub fn run(
     };
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
     let pool = compute_pool(&settings)?;
-    pool.install(|| Run::start(settings, resumed, interrupted, console)?.train())
+    pool.install(|| {
+        let run = Run::start(settings.clone(), resumed, interrupted, console)?;
+        let folder = run.folder.clone();
+        let end = run.train();
+        let drawn = plots::draw_results(&settings, &folder, console);
+        end.and_then(|folder| drawn.map(|()| folder))
+    })
 }
 
 struct Run<'a> {
@@ -204,6 +211,7 @@ impl<'a> Run<'a> {
             run.restore(&c, epochs)?;
         }
         run.write_options()?;
+        plots::draw_labels(&run.settings, &run.folder, &run.images, console)?;
         Ok(run)
     }
 
@@ -413,6 +421,7 @@ impl<'a> Run<'a> {
         if period > 0 && (epoch + 1) as i64 % period == 0 {
             self.save(&format!("epoch{}", epoch + 1))?;
         }
+        plots::refresh_results(&self.settings, &self.folder, self.console)?;
         self.position = Position {
             epoch: epoch + 1,
             batch: 0,
@@ -584,6 +593,7 @@ impl<'a> Run<'a> {
         if let Some((v, _)) = self.validate(&state)? {
             v.predictions.write(&self.folder.join("predictions.json"))?;
             print_metrics(self.console, &v.metrics);
+            plots::draw_validation(&self.settings, &self.folder, &v, self.console)?;
         }
         let trained: usize = network
             .layout
@@ -660,6 +670,7 @@ pub fn val(
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
         print_metrics(console, &v.metrics);
+        plots::draw_validation(settings, &folder, &v, console)?;
         console.note(format!("results in {}", folder.display()));
         Ok(folder.clone())
     })
