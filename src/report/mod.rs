@@ -6,6 +6,7 @@ pub mod console;
 pub mod files;
 mod number;
 mod progress;
+pub mod raster;
 pub mod results_csv;
 pub mod run_dir;
 pub mod tables;
