@@ -13,3 +13,4 @@ mod session;
 
 pub use error::TrainError;
 pub use run::{run, val};
+pub use session::{compute_pool, cores};

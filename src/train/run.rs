@@ -13,7 +13,7 @@ use crate::config::model::ModelSpec;
 use crate::data::Split;
 use crate::data::loader::Loader;
 use crate::data::sampler::Sampler;
-use crate::eval::{Inference, Validation, micro_batch, validate};
+use crate::eval::{BatchPictures, Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::init::{self, State};
 use crate::model::weights::{Metadata, OWN_LICENCE, WeightsFile, to_bytes};
@@ -252,6 +252,14 @@ impl<'a> Run<'a> {
                 return Err(TrainError::Interrupted);
             }
             let batch = batch?;
+            if s.plots {
+                BatchPictures::new(&self.folder, &self.images, self.console).training(
+                    (epoch, i),
+                    batches,
+                    self.plan.mosaic_off_from,
+                    &batch,
+                );
+            }
             let not_finite = |what, step| {
                 let files = batch
                     .images
@@ -369,6 +377,13 @@ impl<'a> Run<'a> {
             WeightsFile::open(&path)?.load(&network.layout, &network.spec.name, network.classes)?;
         if let Some((v, _)) = self.validate(&state)? {
             v.predictions.write(&self.folder.join("predictions.json"))?;
+            if let (Some((split, loader)), true) = (&self.val, self.settings.plots) {
+                BatchPictures::new(&self.folder, split, self.console).validation(
+                    loader,
+                    self.settings.batch,
+                    &v.predictions,
+                );
+            }
             print_metrics(self.console, &v.metrics);
         }
         let trained: usize = network
@@ -445,6 +460,13 @@ pub fn val(
         )?;
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
+        if settings.plots {
+            BatchPictures::new(&folder, &split, console).validation(
+                &loader,
+                settings.batch,
+                &v.predictions,
+            );
+        }
         print_metrics(console, &v.metrics);
         console.note(format!("results in {}", folder.display()));
         Ok(folder.clone())
