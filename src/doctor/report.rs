@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn a_good_machine_lacks_nothing() {
-        let r = report(|..| {});
+        let r = report(|_, _, _, _| {});
         assert!(r.ready && r.missing.is_empty() && r.verdict().is_ok());
         let text = r.text();
         assert!(

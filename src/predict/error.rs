@@ -16,26 +16,26 @@ pub enum PredictError {
     #[error(transparent)]
     RunDir(#[from] RunDirError),
     /// An address, a camera, a screen, a video.
-    #[error("--source {source}: {kind} cannot be read; {advice}")]
+    #[error("--source {given}: {kind} cannot be read; {advice}")]
     Kind {
-        source: String,
+        given: String,
         kind: &'static str,
         advice: &'static str,
     },
     /// Nothing of that name.
     #[error(
-        "--source {source}: there is no such file or folder (looked for {}); a pattern has *, ? or [a-z] in it, in quotes",
+        "--source {given}: there is no such file or folder (looked for {}); a pattern has *, ? or [a-z] in it, in quotes",
         path.display()
     )]
-    Missing { source: String, path: PathBuf },
-    #[error("--source {source}: not a pattern: {reason} at character {position}")]
+    Missing { given: String, path: PathBuf },
+    #[error("--source {given}: not a pattern: {reason} at character {position}")]
     Pattern {
-        source: String,
+        given: String,
         reason: &'static str,
         position: usize,
     },
-    #[error("--source {source}: no images; {found}")]
-    Empty { source: String, found: String },
+    #[error("--source {given}: no images; {found}")]
+    Empty { given: String, found: String },
     #[error("--source: {}: {source}", path.display())]
     Io {
         path: PathBuf,

@@ -101,14 +101,14 @@ fn expand(item: &str, quiet: bool, found: &mut Sources) -> Result<(), PredictErr
     }
     if item.contains("://") {
         return Err(PredictError::Kind {
-            source: item.into(),
+            given: item.into(),
             kind: "addresses",
             advice: "download the images and give their folder",
         });
     }
     if item.parse::<u32>().is_ok() || item.eq_ignore_ascii_case("screen") {
         return Err(PredictError::Kind {
-            source: item.into(),
+            given: item.into(),
             kind: "cameras and screens",
             advice: "save images and give their folder",
         });
@@ -120,14 +120,14 @@ fn expand(item: &str, quiet: bool, found: &mut Sources) -> Result<(), PredictErr
         return Err(video(item));
     }
     Err(PredictError::Missing {
-        source: item.into(),
+        given: item.into(),
         path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
     })
 }
 
 fn video(item: &str) -> PredictError {
     PredictError::Kind {
-        source: item.into(),
+        given: item.into(),
         kind: "videos",
         advice: "make images of it (ffmpeg -i VIDEO folder/%06d.jpg) and give their folder",
     }
@@ -216,7 +216,7 @@ fn pattern(item: &str, quiet: bool, found: &mut Sources) -> Result<(), PredictEr
         require_literal_leading_dot: true,
     };
     let paths = glob::glob_with(item, options).map_err(|e| PredictError::Pattern {
-        source: item.into(),
+        given: item.into(),
         reason: e.msg,
         position: e.pos + 1,
     })?;
@@ -224,7 +224,7 @@ fn pattern(item: &str, quiet: bool, found: &mut Sources) -> Result<(), PredictEr
     for path in paths {
         sorting.take(path.map_err(|e| PredictError::Io {
             path: e.path().to_owned(),
-            source: e.into_error(),
+            source: e.into(),
         })?);
     }
     // a pattern such as **/* finds the folders on its way
@@ -247,7 +247,7 @@ fn finish(
             others => format!("{others}{below}"),
         };
         return Err(PredictError::Empty {
-            source: item.into(),
+            given: item.into(),
             found: format!(
                 "looked for files that end in {}; {what} has {has}",
                 READABLE_EXTENSIONS.map(|e| format!(".{e}")).join(" ")
@@ -291,7 +291,7 @@ fn list(item: &str, path: &Path, found: &mut Sources) -> Result<(), PredictError
     let n = found.files.len() - before;
     if n == 0 {
         return Err(PredictError::Empty {
-            source: item.into(),
+            given: item.into(),
             found: "the list has no lines; it should have the path of an image in each".into(),
         });
     }
