@@ -8,8 +8,8 @@ use crate::data::batch::Batch;
 use crate::data::decode::Rgb;
 use crate::data::pipeline::Batches;
 use crate::data::{ImageEntry, Split};
-use crate::eval::{Choice, Detection, Inference, Predictions, SuppressConfig};
-use crate::loss::{Gains, MicroBatch};
+use crate::eval::{Choice, Detection, Inference, Predictions, SuppressConfig, micro_batch};
+use crate::loss::Gains;
 use crate::model::Network;
 use crate::model::weights::{Metadata, WeightsFile};
 use crate::report::Console;
@@ -258,13 +258,9 @@ impl<'a> Run<'a> {
     /// The detections of each image of a batch, and how long they took.
     fn detect(&self, batch: &Batch, times: &mut Times) -> (Vec<Vec<Detection>>, Duration) {
         let started = Instant::now();
-        let micro_batch = MicroBatch {
-            pixels: &batch.pixels,
-            height: batch.height,
-            width: batch.width,
-            truths: vec![],
-        };
-        let out = self.inference.run(&micro_batch, self.choice.end_to_end);
+        let out = self
+            .inference
+            .run(&micro_batch(batch), self.choice.end_to_end);
         let computed = started.elapsed();
         let classes = self.settings.classes.as_deref();
         let found = (0..batch.len())

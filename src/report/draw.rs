@@ -57,8 +57,9 @@ impl Pen {
     #[must_use]
     pub fn for_image(width: usize, height: usize) -> Self {
         let side = ((width * height) as f64).sqrt();
+        let thinnest = if side < 128.0 { 1 } else { 2 };
         Self {
-            line: ((side / 320.0).round() as usize).clamp(1, 40),
+            line: ((side / 320.0).round() as usize).clamp(thinnest, 40),
             font: ((side / 50.0).round() as u32).clamp(10, 200),
         }
     }
