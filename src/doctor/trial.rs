@@ -107,7 +107,7 @@ fn disk(project: &Path) -> Result<String, String> {
         .open(&path)
         .map_err(|e| failed("create", e))?;
     let removed = Removed(path.clone());
-    let content: Vec<u8> = (0..TRIAL_BYTES).map(|i| (i * 31 >> 5) as u8).collect();
+    let content: Vec<u8> = (0..TRIAL_BYTES).map(|i| ((i * 31) >> 5) as u8).collect();
     let mut out = file;
     out.write_all(&content)
         .and_then(|()| out.sync_all())
