@@ -3,9 +3,11 @@
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod doctor;
 pub mod eval;
 pub mod loss;
 pub mod model;
 pub mod ops;
+pub mod predict;
 pub mod report;
 pub mod train;

@@ -17,7 +17,9 @@ fn run() -> anyhow::Result<Outcome> {
         }
         Parsed::Run(Command::Train, settings) => cli::train::run(&settings),
         Parsed::Run(Command::Val, settings) => cli::val::run(&settings),
+        Parsed::Run(Command::Predict, settings) => cli::predict::run(&settings),
         Parsed::Run(Command::Info, settings) => cli::info::run(&settings),
         Parsed::Run(Command::Bench, settings) => cli::bench::run(&settings),
+        Parsed::Run(Command::Doctor, settings) => cli::doctor::run(&settings),
     }
 }

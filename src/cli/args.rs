@@ -8,8 +8,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches};
 
 use crate::config::{
-    Command, ConfigError, DefaultText, Kind, OptionSpec, Place, Settings, find, foreign_option,
-    nearest, options_of,
+    Command, ConfigError, DefaultText, Kind, OptionSpec, Place, SOURCES, Settings, find,
+    foreign_option, nearest, options_of,
 };
 
 /// What the command line asks for.
@@ -108,8 +108,10 @@ fn program() -> clap::Command {
             let about = match command {
                 Command::Train => "Train a network (the default command)",
                 Command::Val => "Validate weights on a split of a data set",
+                Command::Predict => "Find objects in images, and draw or write down what was found",
                 Command::Info => "Show a network's layers, parameters and operations",
                 Command::Bench => "Time training steps on this machine",
+                Command::Doctor => "Look at this machine: what training needs and what it finds",
             };
             let subcommand = clap::Command::new(command.name()).about(about);
             program.subcommand(with_options(subcommand, command))
@@ -150,13 +152,21 @@ fn argument(spec: &'static OptionSpec) -> Arg {
         Kind::Flag | Kind::OptionalText(_) => {
             argument.num_args(0..=1).default_missing_value("true")
         }
+        // a shell makes several words of a pattern without quotes
+        Kind::Text(SOURCES) => argument.num_args(1..),
         _ => argument.num_args(1),
     }
 }
 
 fn given(command: Command, matches: &ArgMatches) -> Vec<(&'static OptionSpec, String)> {
     options_of(command)
-        .filter_map(|spec| Some((spec, matches.get_one::<String>(spec.name)?.clone())))
+        .filter_map(|spec| {
+            let words: Vec<&str> = matches
+                .get_many::<String>(spec.name)?
+                .map(String::as_str)
+                .collect();
+            Some((spec, words.join(",")))
+        })
         .collect()
 }
 
@@ -238,9 +248,15 @@ fn unexpected(word: String, command: Command) -> ConfigError {
         None if word.starts_with(|c: char| c.is_ascii_digit()) => {
             "an option takes one word; lists are written with commas (--classes 0,2)".to_owned()
         }
+        None if command == Command::Predict => {
+            format!("images are given with --source {word}")
+        }
         None => match nearest(&word, Command::ALL.map(Command::name)) {
             Some(command) => format!("did you mean {command}?"),
-            None => "commands are train, val and info, and options begin with --".to_owned(),
+            None => format!(
+                "commands are {}, and options begin with --",
+                Command::ALL.map(Command::name).join(", ")
+            ),
         },
     };
     ConfigError::UnexpectedWord { word, advice }

@@ -2,9 +2,11 @@
 
 pub mod args;
 pub mod bench;
+pub mod doctor;
 pub mod info;
 pub mod interrupt;
 pub mod outcome;
+pub mod predict;
 pub mod train;
 pub mod val;
 

@@ -10,7 +10,7 @@ const INTRODUCTION: &str = "# Options
      YOLO_TRAIN_WRITE_DOCS=1 cargo test --release --lib options_page -->
 
 `yolo-train [train] --data FILE …` trains, `yolo-train val --weights FILE --data FILE …` validates, `yolo-train info --model MODEL`
-describes a network. On the command line options are written in kebab case (`--close-mosaic 5`; `--close_mosaic 5` means the
+describes a network, `yolo-train predict --weights FILE --source …` finds objects in images. On the command line options are written in kebab case (`--close-mosaic 5`; `--close_mosaic 5` means the
 same, the last of several counts, and `--cos-lr` alone means `--cos-lr true`). A file for `--cfg` holds lines of `option: value` in
 either spelling; the command line goes before it.
 

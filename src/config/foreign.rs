@@ -11,7 +11,7 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     (
         "mode",
         ALWAYS,
-        "the first word says what to do (train, val, info)",
+        "the first word says what to do (train, val, predict, info)",
     ),
     ("save", ALWAYS, "best and last weights are always saved"),
     (
@@ -119,7 +119,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         "the augmentations have an option each",
     ),
     // Validation
-    ("save_json", ALWAYS, "predictions.json is always written"),
     (
         "nms",
         ALWAYS,
@@ -134,24 +133,13 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ),
     ("dnn", ALWAYS, "it belongs to exported networks"),
     // Prediction
-    (
-        "source",
-        LATER,
-        "prediction on single images; `val` writes predictions.json",
-    ),
     ("vid_stride", LATER, "prediction on videos"),
     ("stream_buffer", LATER, "prediction on videos"),
     ("visualize", LATER, "pictures of features"),
     ("embed", LATER, "feature vectors"),
-    ("show", LATER, "pictures of predictions"),
+    ("show", ALWAYS, "predict writes its pictures into a folder"),
     ("save_frames", LATER, "prediction on videos"),
-    ("save_txt", LATER, "predictions.json holds the predictions"),
-    ("save_conf", LATER, "predictions.json holds the scores"),
-    ("save_crop", LATER, "pictures of predictions"),
-    ("show_labels", LATER, "pictures of predictions"),
-    ("show_conf", LATER, "pictures of predictions"),
-    ("show_boxes", LATER, "pictures of predictions"),
-    ("line_width", LATER, "pictures of predictions"),
+    ("show_boxes", ALWAYS, "--save false leaves the pictures out"),
     // Export and tracking
     ("format", LATER, "export; the weights are safetensors files"),
     ("keras", LATER, "export; the weights are safetensors files"),

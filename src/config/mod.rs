@@ -23,6 +23,6 @@ pub use docs::options_markdown;
 pub use error::{ConfigError, Place};
 pub use foreign::reason as foreign_option;
 pub use kind::{Interval, Kind};
-pub use options::{Command, DefaultText, OPTIONS, OptionSpec, find, options_of};
+pub use options::{Command, DefaultText, OPTIONS, OptionSpec, SOURCES, find, options_of};
 pub use settings::{Given, LrScaling, Optimizer, ScaleRange, Settings, SplitName};
 pub use suggest::nearest;

@@ -10,20 +10,31 @@ use super::value::{Field, Value};
 pub enum Command {
     Train,
     Val,
+    Predict,
     Info,
     Bench,
+    Doctor,
 }
 
 impl Command {
-    pub const ALL: [Command; 4] = [Command::Train, Command::Val, Command::Info, Command::Bench];
+    pub const ALL: [Command; 6] = [
+        Command::Train,
+        Command::Val,
+        Command::Predict,
+        Command::Info,
+        Command::Bench,
+        Command::Doctor,
+    ];
 
     /// The word on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Command::Train => "train",
             Command::Val => "val",
+            Command::Predict => "predict",
             Command::Info => "info",
             Command::Bench => "bench",
+            Command::Doctor => "doctor",
         }
     }
 }
@@ -143,8 +154,30 @@ const TRAIN_VAL: &[Command] = &[Command::Train, Command::Val];
 const BENCH: &[Command] = &[Command::Bench];
 const TRAIN_INFO_BENCH: &[Command] = &[Command::Train, Command::Info, Command::Bench];
 const TRAIN_BENCH: &[Command] = &[Command::Train, Command::Bench];
-const COMPUTE: &[Command] = &[Command::Train, Command::Val, Command::Bench];
-const ALL: &[Command] = &Command::ALL;
+const BENCH_DOCTOR: &[Command] = &[Command::Bench, Command::Doctor];
+const TRAIN_VAL_BENCH: &[Command] = &[Command::Train, Command::Val, Command::Bench];
+const PREDICT: &[Command] = &[Command::Predict];
+const VAL_PREDICT: &[Command] = &[Command::Val, Command::Predict];
+const DETECT: &[Command] = &[Command::Train, Command::Val, Command::Predict];
+const COMPUTE: &[Command] = &[
+    Command::Train,
+    Command::Val,
+    Command::Predict,
+    Command::Bench,
+];
+const FOLDERS: &[Command] = &[
+    Command::Train,
+    Command::Val,
+    Command::Predict,
+    Command::Doctor,
+];
+const NETWORK: &[Command] = &[
+    Command::Train,
+    Command::Val,
+    Command::Predict,
+    Command::Info,
+    Command::Bench,
+];
 
 const FRACTION: Kind = Kind::Number(Interval::closed(0.0, 1.0));
 const MOMENTUM: Kind = Kind::Number(Interval::below(0.0, 1.0));
@@ -162,18 +195,23 @@ const fn number(min: f64, max: f64) -> Kind {
     Kind::Number(Interval::closed(min, max))
 }
 
+/// On the command line it takes several words, as a shell makes them of a pattern without quotes.
+pub const SOURCES: &str = "FILE|FOLDER|PATTERN";
+
 use DefaultText::{Is, Unset};
 
 options! {
     "Run" {
-        "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), COMPUTE,
+        "data" data: String = Is("shapes.yaml"), Kind::Text("FILE"), TRAIN_VAL_BENCH,
             "Description of the data set (YAML): its splits and the names of its classes";
         "model" model: String = Is("yolo26n.yaml"), Kind::Text("MODEL"), TRAIN_INFO_BENCH,
             "Network: yolo26, yolo11 or yolov8 with the size n, s, m, l or x, or a YAML file";
-        "weights" weights: String = Unset("none; training starts from random weights"), Kind::Text("FILE"), TRAIN_VAL,
-            "Weights to validate or to start training from (weights/best.safetensors of a run); what fits is taken, classes by name";
+        "weights" weights: String = Unset("none; training starts from random weights"), Kind::Text("FILE"), DETECT,
+            "Weights to validate, to predict with, or to start training from (weights/best.safetensors of a run); what fits is taken, classes by name";
         "freeze" freeze: Option<String> = Unset("nothing"), Kind::Layers, TRAIN,
             "Layers that stay as they are: N for the first N, numbers (0,1,5), or names (23.cv2); their batch norms do not learn either";
+        "source" source: String = Unset("none; it must be given"), Kind::Text(SOURCES), PREDICT,
+            "Images to look at: files, a folder, a pattern in quotes ('img/*.jpg') or a .txt list of files";
         "nc" nc: usize = Is("80"), Kind::Integer { min: 1, max: 65_536 }, INFO,
             "Number of classes of the network that is described";
         "epochs" epochs: usize = Is("100"), COUNT, TRAIN,
@@ -182,7 +220,7 @@ options! {
             "Stop after this many epochs without a better mAP50-95 (0: never)";
         "batch" batch: usize = Is("16"), COUNT, COMPUTE,
             "Images in one pass through the network, over all devices together";
-        "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, ALL,
+        "imgsz" imgsz: usize = Is("640"), Kind::ImageSize, NETWORK,
             "Side of the square that images are fitted into";
         "time" time: Option<f64> = Unset("no limit"), Kind::Number(Interval::above(0.0, 10_000.0)), TRAIN,
             "Hours of training: the number of epochs, and with it the schedule, follows from the time an epoch takes";
@@ -196,11 +234,11 @@ options! {
             "Checkpoints that are kept, the newest ones";
         "seed" seed: u64 = Is("0"), Kind::Integer { min: 0, max: u64::MAX as i128 }, TRAIN,
             "Start of all random choices; equal seeds give equal runs";
-        "project" project: String = Is("runs/detect"), Kind::Text("FOLDER"), TRAIN_VAL,
+        "project" project: String = Is("runs/detect"), Kind::Text("FOLDER"), FOLDERS,
             "Folder that runs are put into";
-        "name" name: Option<String> = Unset("train, train-2, … (val, val-2, …)"), Kind::Text("NAME"), TRAIN_VAL,
+        "name" name: Option<String> = Unset("train, train-2, … (val, …, predict, …)"), Kind::Text("NAME"), DETECT,
             "Name of this run's folder; a run never overwrites another one";
-        "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), TRAIN_VAL,
+        "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), DETECT,
             "YAML file with values of these options; the command line goes before it";
     }
     "Machine" {
@@ -216,13 +254,13 @@ options! {
             "Parts of a batch that sums are formed in; the results depend on it, not on threads or ranks";
         "steps" steps: usize = Is("10"), Kind::Integer { min: 1, max: 100_000 }, BENCH,
             "Training steps to time";
-        "json" json: bool = Is("false"), Kind::Flag, BENCH,
+        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
             "Print one JSON object instead of a table";
     }
     "Data" {
         "single-cls" single_cls: bool = Is("false"), Kind::Flag, TRAIN_VAL,
             "Treat all classes as one";
-        "classes" classes: Option<Vec<usize>> = Unset("all"), Kind::Classes, TRAIN_VAL,
+        "classes" classes: Option<Vec<usize>> = Unset("all"), Kind::Classes, DETECT,
             "Use only the objects of these classes";
         "fraction" fraction: f64 = Is("1.0"), Kind::Number(Interval::above(0.0, 1.0)), TRAIN,
             "Part of the training images that is used";
@@ -304,17 +342,35 @@ options! {
             "Validate after every epoch";
         "split" split: SplitName = Is("val"), Kind::Choice(SplitName::NAMES), VAL,
             "Split of the data set that is validated on";
-        "rect" rect: bool = Is("true"), Kind::Flag, TRAIN_VAL,
+        "rect" rect: bool = Is("true"), Kind::Flag, DETECT,
             "Give each validation batch the shape of its images instead of a square";
-        "conf" conf: Option<f64> = Unset("0.001"), FRACTION, TRAIN_VAL,
+        "conf" conf: Option<f64> = Unset("0.001; predict: 0.25"), FRACTION, DETECT,
             "Lowest score of a detection that counts";
-        "iou" iou: f64 = Is("0.7"), FRACTION, TRAIN_VAL,
+        "iou" iou: f64 = Is("0.7"), FRACTION, DETECT,
             "Overlap above which suppression drops the weaker of two boxes";
-        "max-det" max_det: usize = Is("300"), Kind::Integer { min: 1, max: 10_000 }, TRAIN_VAL,
+        "max-det" max_det: usize = Is("300"), Kind::Integer { min: 1, max: 10_000 }, DETECT,
             "Most detections in an image";
-        "end2end" end2end: bool = Is("false"), Kind::Flag, TRAIN_VAL,
+        "end2end" end2end: bool = Is("false"), Kind::Flag, DETECT,
             "Use the head that needs no suppression, where the network has one";
         "plots" plots: bool = Is("true"), Kind::Flag, TRAIN_VAL,
-            "Draw pictures: labels, losses and figures over epochs, curves, confusion matrix";
+            "Draw pictures: labels, batches, losses and figures over epochs, curves, confusion matrix";
+    }
+    "Prediction" {
+        "save" save: bool = Is("true"), Kind::Flag, PREDICT,
+            "Write the images with what was found drawn into them (JPEG)";
+        "save-txt" save_txt: bool = Is("false"), Kind::Flag, PREDICT,
+            "Write labels/NAME.txt: class, centre, width and height as parts of the image's sides";
+        "save-conf" save_conf: bool = Is("false"), Kind::Flag, PREDICT,
+            "Put the score at the end of each line of --save-txt";
+        "save-json" save_json: bool = Is("false"), Kind::Flag, PREDICT,
+            "Write predictions.json in the COCO results format";
+        "save-crop" save_crop: bool = Is("false"), Kind::Flag, PREDICT,
+            "Write each object as an image of its own: crops/CLASS/NAME.jpg";
+        "show-labels" show_labels: bool = Is("true"), Kind::Flag, PREDICT,
+            "Put the names of the classes to the boxes";
+        "show-conf" show_conf: bool = Is("true"), Kind::Flag, PREDICT,
+            "Put the scores to the boxes";
+        "line-width" line_width: Option<usize> = Unset("follows the size of the image"), Kind::Integer { min: 1, max: 200 }, PREDICT,
+            "Width of the boxes' lines in pixels; the letters follow it";
     }
 }

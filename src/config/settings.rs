@@ -227,13 +227,19 @@ impl Settings {
     }
 
     fn check_for(&self, command: Command) -> Result<(), ConfigError> {
-        if command == Command::Val && self.weights.is_empty() {
-            return Err(ConfigError::Missing {
+        let missing = |option| {
+            Err(ConfigError::Missing {
                 command: command.name(),
-                option: "weights",
-            });
+                option,
+            })
+        };
+        if matches!(command, Command::Val | Command::Predict) && self.weights.is_empty() {
+            return missing("weights");
         }
-        if command != Command::Info {
+        if command == Command::Predict && self.source.is_empty() {
+            return missing("source");
+        }
+        if !matches!(command, Command::Info | Command::Doctor) {
             self.device_request()?.check_supported(&self.device)?;
         }
         Ok(())

@@ -180,7 +180,9 @@ fn defaults_are_those_of_the_specification() {
         perspective 0.0; flipud 0.0; fliplr 0.5; mosaic 1.0; mixup 0.0; cutmix 0.0; conf null; iou 0.7; max_det 300; \
         end2end false; accumulate null; lr_scaling auto; drop_last false; skip_bad false; cfg null; weights null; split val; \
         nc 80; lanes 4; steps 10; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
-        freeze null; class_weights null; plots true";
+        freeze null; class_weights null; plots true; \
+        source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
+        show_conf true; line_width null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -213,7 +215,26 @@ fn each_command_takes_its_options() {
         .filter(|spec| !spec.is_taken_by(Command::Train))
         .map(|spec| spec.name)
         .collect();
-    assert_eq!(not_in_training, ["nc", "steps", "json", "split"]);
+    let prediction = names(Command::Predict);
+    let own: Vec<&str> =
+        "source save save-txt save-conf save-json save-crop show-labels show-conf line-width"
+            .split_whitespace()
+            .collect();
+    let mut expected: Vec<&str> = "weights imgsz batch device workers threads project name conf iou max-det end2end rect classes cfg"
+        .split_whitespace()
+        .chain(own.iter().copied())
+        .collect();
+    let mut sorted = prediction.clone();
+    sorted.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(sorted, expected);
+    let mut elsewhere = vec!["nc", "steps", "json", "split"];
+    elsewhere.extend(own);
+    elsewhere.sort_unstable();
+    let mut not_in_training = not_in_training;
+    not_in_training.sort_unstable();
+    assert_eq!(not_in_training, elsewhere);
+    assert_eq!(names(Command::Doctor), ["project", "json"]);
     assert_eq!(
         names(Command::Bench),
         [

@@ -7,7 +7,7 @@ use crate::loss::{
     weighted_loss,
 };
 use crate::model::init::State;
-use crate::model::{Heads, Network, Tensors};
+use crate::model::{Heads, Network, Output, Tensors};
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
 
@@ -38,14 +38,13 @@ pub struct Inference<'a> {
     class_weights: Option<Arc<[f64]>>,
 }
 
-/// Raw outputs of a batch, on the host, and the loss of the head whose items are shown.
+/// Raw outputs of a batch, on the host.
 pub struct Inferred {
     /// `[n, anchors, 4 * reg_max]`
     pub boxes: Vec<f32>,
     /// `[n, anchors, classes]` logits.
     pub scores: Vec<f32>,
     pub anchors: Anchors,
-    pub loss: ShownLoss,
 }
 
 impl<'a> Inference<'a> {
@@ -74,14 +73,20 @@ impl<'a> Inference<'a> {
     /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
     #[must_use]
     pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
+        let one = self.network.spec.one_to_one && end_to_end;
+        let out = self.forward(batch, Heads { many: !one, one });
+        self.read(batch, out, one)
+    }
+
+    /// As [`run`](Self::run), with the loss of the head whose items are shown.
+    #[must_use]
+    pub fn run_with_loss(&self, batch: &MicroBatch, end_to_end: bool) -> (Inferred, ShownLoss) {
         let two = self.network.spec.one_to_one;
         let heads = Heads {
             many: !(two && end_to_end),
             one: two,
         };
-        let out = self
-            .network
-            .forward(&self.tensors, batch.image(&self.device), heads);
+        let out = self.forward(batch, heads);
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
         let (lossy, topk) = match &out.one_to_one {
             Some(o) => (o, ONE_TO_ONE),
@@ -97,7 +102,16 @@ impl<'a> Inference<'a> {
             topk,
         };
         let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0).1;
-        let used = if two && end_to_end {
+        (self.read(batch, out, two && end_to_end), loss)
+    }
+
+    fn forward(&self, batch: &MicroBatch, heads: Heads) -> Output {
+        self.network
+            .forward(&self.tensors, batch.image(&self.device), heads)
+    }
+
+    fn read(&self, batch: &MicroBatch, out: Output, one_to_one: bool) -> Inferred {
+        let used = if one_to_one {
             out.one_to_one
         } else {
             out.one_to_many
@@ -107,8 +121,7 @@ impl<'a> Inference<'a> {
         Inferred {
             boxes: read(used.boxes),
             scores: read(used.scores),
-            anchors,
-            loss,
+            anchors: Anchors::new(batch.height, batch.width, &self.network.strides),
         }
     }
 }

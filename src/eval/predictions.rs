@@ -68,6 +68,22 @@ impl<'a> Predictions<'a> {
         )
     }
 
+    /// The detections of `split.images[image_index]`, as [`add`](Self::add) took them; none where it took none.
+    #[must_use]
+    pub fn of(&self, image_index: usize) -> Vec<Detection> {
+        let rows = self.images.get(&image_index).into_iter().flatten();
+        rows.filter_map(|row| {
+            let [x, y, width, height] = row.bbox;
+            let ids = &self.split.category_ids;
+            Some(Detection {
+                xyxy: [x, y, x + width, y + height].map(|v| v as f32),
+                score: row.score as f32,
+                class: ids.iter().position(|&id| id == row.category_id)?,
+            })
+        })
+        .collect()
+    }
+
     /// # Errors
     /// What writing the file reports.
     pub fn write(&self, path: &Path) -> Result<(), EvalError> {
@@ -150,6 +166,19 @@ mod tests {
             .unwrap();
         let rows: serde_json::Value = serde_json::from_str(&written(&p)).unwrap();
         assert_eq!(rows[0]["file_name"], "0.jpg");
+    }
+
+    #[test]
+    fn detections_come_back_as_they_were_given() {
+        let split = split(&[7, 90], vec![image(42, vec![]), image(17, vec![])]);
+        let mut p = Predictions::new(&split);
+        let given = [
+            detection([1.25, 2.5, 11.0, 22.5], 0.5, 1),
+            detection([0.0, 0.0, 1.0, 1.0], 0.25, 0),
+        ];
+        p.add(1, &given).unwrap();
+        assert_eq!(p.of(1), given);
+        assert_eq!(p.of(0), []);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! A pass over a split: detections, figures, loss.
 
 use super::{
-    Curves, Detection, EvalError, Evaluator, Inference, Metrics, Predictions, SuppressConfig,
-    end_to_end, micro_batch, suppress,
+    Curves, Detection, EvalError, Evaluator, Inference, Inferred, Metrics, Predictions,
+    SuppressConfig, end_to_end, micro_batch, suppress,
 };
 use crate::data::Split;
-use crate::data::batch::Batch;
+use crate::data::batch::{Batch, Letterbox};
 use crate::data::loader::LoaderError;
 use crate::loss::ShownLoss;
 use crate::model::Network;
@@ -18,6 +18,41 @@ pub struct Choice {
     pub suppress: SuppressConfig,
     /// Use the head that needs no suppression, where there is one.
     pub end_to_end: bool,
+}
+
+impl Choice {
+    /// The detections of image `i` of a batch with the outputs `out`, best first, in pixels of the upright original image of
+    /// `size` (width, height), which lies in the batch as `letterbox` says. With `classes`, those of other classes are left
+    /// out before anything is chosen.
+    #[must_use]
+    pub fn detections(
+        &self,
+        network: &Network,
+        out: &Inferred,
+        i: usize,
+        letterbox: &Letterbox,
+        size: (u32, u32),
+        classes: Option<&[usize]>,
+    ) -> Vec<Detection> {
+        let (boxes, mut scores) = out.decode(i, network.classes, network.spec.reg_max);
+        if let Some(wanted) = classes {
+            for (class, score) in scores.iter_mut().enumerate() {
+                if !wanted.contains(&(class % network.classes)) {
+                    *score = 0.0; // never above `conf`
+                }
+            }
+        }
+        let c = &self.suppress;
+        let mut found = if self.end_to_end && network.spec.one_to_one {
+            end_to_end(&boxes, &scores, network.classes, c)
+        } else {
+            suppress(&boxes, &scores, network.classes, c)
+        };
+        for d in &mut found {
+            d.xyxy = letterbox.to_original(d.xyxy, size.0, size.1);
+        }
+        found
+    }
 }
 
 /// Why a validation ended early.
@@ -62,26 +97,15 @@ pub fn validate<'a>(
             return Err(ValidateError::Interrupted);
         }
         let batch = batch?;
-        let out = inference.run(&micro_batch(&batch), choice.end_to_end);
-        loss.add(out.loss);
+        let (out, batch_loss) = inference.run_with_loss(&micro_batch(&batch), choice.end_to_end);
+        loss.add(batch_loss);
         let found: Vec<Vec<Detection>> = (0..batch.len())
             .into_par_iter()
             .map(|i| {
-                let (boxes, scores) = out.decode(i, network.classes, network.spec.reg_max);
-                let c = &choice.suppress;
-                let mut found = if choice.end_to_end && network.spec.one_to_one {
-                    end_to_end(&boxes, &scores, network.classes, c)
-                } else {
-                    suppress(&boxes, &scores, network.classes, c)
-                };
                 let image = batch.images[i];
                 let entry = &split.images[image.index];
-                for d in &mut found {
-                    d.xyxy = image
-                        .letterbox
-                        .to_original(d.xyxy, entry.width, entry.height);
-                }
-                found
+                let size = (entry.width, entry.height);
+                choice.detections(network, &out, i, &image.letterbox, size, None)
             })
             .collect();
         for (image, found) in batch.images.iter().zip(&found) {

@@ -3,6 +3,7 @@
 //! Progress, notes and warnings go to stderr, results (tables) to stdout, so that results can be piped on.
 
 pub mod console;
+pub mod draw;
 pub mod files;
 mod number;
 pub mod plot;

@@ -21,3 +21,4 @@ mod start;
 pub use class_weights::ClassWeightsError;
 pub use error::TrainError;
 pub use run::{run, val};
+pub use session::{compute_pool, cores};

@@ -19,7 +19,7 @@ use crate::data::Split;
 use crate::data::fingerprint::fingerprint;
 use crate::data::loader::Loader;
 use crate::data::sampler::{Sampler, mosaic_off_from};
-use crate::eval::{Inference, Validation, micro_batch, validate};
+use crate::eval::{BatchPictures, Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::Network;
 use crate::model::init::State;
@@ -471,6 +471,14 @@ impl<'a> Run<'a> {
                 return Err(TrainError::Interrupted);
             }
             let batch = batch?;
+            if self.settings.plots {
+                BatchPictures::new(&self.folder, &self.images, self.console).training(
+                    (epoch, i),
+                    batches,
+                    self.plan.mosaic_off_from,
+                    &batch,
+                );
+            }
             let not_finite = |what, step| {
                 let files = batch
                     .images
@@ -592,6 +600,13 @@ impl<'a> Run<'a> {
             WeightsFile::open(&path)?.load(&network.layout, &network.spec.name, network.classes)?;
         if let Some((v, _)) = self.validate(&state)? {
             v.predictions.write(&self.folder.join("predictions.json"))?;
+            if let (Some((split, loader)), true) = (&self.val, self.settings.plots) {
+                BatchPictures::new(&self.folder, split, self.console).validation(
+                    loader,
+                    self.settings.batch,
+                    &v.predictions,
+                );
+            }
             print_metrics(self.console, &v.metrics);
             plots::draw_validation(&self.settings, &self.folder, &v, self.console)?;
         }
@@ -669,6 +684,13 @@ pub fn val(
         )?;
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
+        if settings.plots {
+            BatchPictures::new(&folder, &split, console).validation(
+                &loader,
+                settings.batch,
+                &v.predictions,
+            );
+        }
         print_metrics(console, &v.metrics);
         plots::draw_validation(settings, &folder, &v, console)?;
         console.note(format!("results in {}", folder.display()));

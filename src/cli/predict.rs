@@ -1,0 +1,20 @@
+//! `yolo-train predict`.
+
+use super::interrupt;
+use super::outcome::Outcome;
+use crate::config::Settings;
+use crate::predict::{self, PredictError};
+use crate::report::Console;
+use crate::train::{compute_pool, cores};
+
+pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    let interrupted = interrupt::listen()?;
+    let pool = compute_pool(settings)?;
+    let workers = settings.workers_or_default(cores());
+    let end = pool.install(|| predict::run(settings, workers, &interrupted, &Console::new()));
+    match end {
+        Ok(_) => Ok(Outcome::Finished),
+        Err(PredictError::Interrupted) => Ok(Outcome::Interrupted),
+        Err(e) => Err(e.into()),
+    }
+}
