@@ -154,7 +154,7 @@ fn frozen_layers_come_out_as_they_went_in() {
                 "layers" => layer < 22,
                 _ => layer == 0 || tensor.starts_with("model.23.one2one_cv3."),
             };
-            let same = now.data() == before.tensor(&tensor).unwrap().data();
+            let same = now.data() == before.tensor(tensor).unwrap().data();
             assert!(same || !frozen || tensor.ends_with("tracked"), "{tensor}");
             moved += usize::from(!same);
         }

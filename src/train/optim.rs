@@ -18,7 +18,7 @@ pub enum Algorithm {
     /// Adam with decoupled decay (Loshchilov and Hutter 2019).
     AdamW,
     /// Muon (Jordan et al. 2024) and then SGD, with a momentum each, on convolution weights; SGD on everything else.
-    /// Class branches move [`CLASS_BOOST`] times as fast.
+    /// Class branches move three times as fast.
     MuSgd,
 }
 
