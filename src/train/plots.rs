@@ -186,7 +186,7 @@ fn families(validation: &Validation<'_>, names: &[String]) -> [(&'static str, Fa
             x: confidences.clone(),
             mark: Some((
                 found.best,
-                format!("at the best mean F1: {:.3}", found.best),
+                format!("figures at confidence {:.3} (best mean F1)", found.best),
             )),
         }
     };

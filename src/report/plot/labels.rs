@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 /// Boxes that are drawn over one another, at most.
 const SAMPLE: usize = 1000;
-const BINS: usize = 60;
+const BINS: usize = 40;
 
 /// What is counted over the images of a split.
 #[derive(Debug, Clone, PartialEq)]
@@ -186,7 +186,13 @@ fn classes_panel(svg: &mut Svg, outer: Area, stats: &LabelStats) {
     } else {
         Scale::counts(greatest, 6)
     };
-    let mut x = Scale::whole(0.0, n as f64, 10);
+    // Ranks keep off the axes, which would cover a bar of one pixel.
+    let room = if naming == Naming::Ranks {
+        0.005 * n as f64
+    } else {
+        0.0
+    };
+    let mut x = Scale::whole(-room, n as f64 + room, 10);
     if naming != Naming::Ranks {
         x.ticks.clear();
     }
@@ -213,15 +219,20 @@ fn classes_panel(svg: &mut Svg, outer: Area, stats: &LabelStats) {
         },
     );
     let area = panel.area;
-    let pitch = area.w / n.max(1) as f64;
+    let pitch = area.w / (n.max(1) as f64 + 2.0 * room);
     let gap = if pitch >= 3.0 { pitch * 0.2 } else { 0.0 };
-    let fits = |n: u64| f64::from(text_width(&short_count(n), SMALL as f32)) <= pitch - 2.0;
-    let numbered = counts.iter().all(|c| fits(c.1));
+    // All numbers in one form, or none.
+    let fits = |form: &fn(u64) -> String| {
+        let width = |n: u64| f64::from(text_width(&form(n), SMALL as f32));
+        counts.iter().all(|c| width(c.1) <= pitch - 2.0)
+    };
+    let forms: [fn(u64) -> String; 2] = [grouped, short_count];
+    let number = forms.into_iter().find(fits);
     for (i, &(class, count)) in counts.iter().enumerate() {
         let top = panel.place(0.0, count as f64).1;
         let (mut left, mut right) = (
-            area.x + i as f64 * pitch + gap / 2.0,
-            area.x + (i + 1) as f64 * pitch - gap / 2.0,
+            area.x + (i as f64 + room) * pitch + gap / 2.0,
+            area.x + (i as f64 + 1.0 + room) * pitch - gap / 2.0,
         );
         if gap == 0.0 {
             // Bars without gaps meet between pixels, so that none is pale.
@@ -233,9 +244,9 @@ fn classes_panel(svg: &mut Svg, outer: Area, stats: &LabelStats) {
             svg.rect(bar, BLUE);
         }
         let middle = (left + right) / 2.0;
-        if numbered {
+        if let Some(number) = number {
             let font = Font::new(SMALL, Anchor::Middle);
-            svg.text((middle, top - 4.0), &font, &short_count(count));
+            svg.text((middle, top - 4.0), &font, &number(count));
         }
         let name = &stats.names[class];
         match naming {
@@ -405,6 +416,22 @@ mod tests {
                 .count();
             assert_eq!(named, if n <= 80 { n } else { 0 }, "{n}");
         }
+    }
+
+    /// It was: the bar of the most frequent class, one pixel wide, lay under the axis.
+    #[test]
+    fn no_bar_of_many_classes_is_covered_by_the_axis() {
+        let picture = labels(&filled(&names(1000), 200), "train");
+        let bars = picture
+            .svg
+            .lines()
+            .filter(|l| l.contains(&format!(r#"fill="{BLUE}""#)));
+        let left = |bar: &str| {
+            let x = bar.split('"').nth(1).unwrap();
+            x.parse::<f64>().unwrap()
+        };
+        let leftmost = bars.map(left).fold(f64::INFINITY, f64::min);
+        assert!((LEFT + 2.0..LEFT + 10.0).contains(&leftmost), "{leftmost}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Pictures of a run: losses and figures over epochs, labels, curves, confusion matrix.
 //!
 //! Each module takes plain numbers and returns a [`Picture`], an SVG; [`Picture::save`] draws it with
-//! [`raster`](super::raster). Units are pixels of the finished file, so that 12 is the height of small print everywhere.
+//! [`raster`]. Units are pixels of the finished file, so that 12 is the height of small print everywhere.
 //!
 //! Lines have the colours of Okabe and Ito, which people with any colour vision tell apart, and dashes where there are
 //! more lines than colours; heat maps have one hue whose lightness falls evenly.
