@@ -6,8 +6,11 @@ use std::path::{Path, PathBuf};
 
 use super::check::{BoxCheck, Seen, check_box};
 use super::decode::{DecodeError, Header, probe, read_rgb};
+use super::holdout::{self, Part};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
-use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, yolo_index};
+use super::{
+    DataError, ImageEntry, LabelBox, Split, Truth, coco, source, voc, voc_index, yolo_index,
+};
 use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
 
 /// How a split is read.
@@ -45,6 +48,8 @@ pub(crate) struct Context<'a> {
     pub skip_bad: bool,
     /// 1 unless training.
     pub fraction: f64,
+    /// The side of a split that is held out of the training images.
+    pub part: Option<Part>,
     /// [`DatasetYaml::class_order`], unless classes are merged anyway.
     pub class_order: Option<&'a [String]>,
 }
@@ -80,6 +85,11 @@ pub fn load_split(
         } else {
             1.0
         },
+        part: match (yaml.holdout, which) {
+            (Some(share), SplitName::Train) if yaml.val.is_none() => Some(Part::Training(share)),
+            (Some(share), SplitName::Val) if yaml.val.is_none() => Some(Part::HeldOut(share)),
+            _ => None,
+        },
         class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
     };
     let threads = options.threads.unwrap_or(0);
@@ -97,6 +107,7 @@ pub fn load_split(
             images,
         } => coco::index(&context, annotations, images.as_deref()),
         Located::Yolo(entries) => yolo_index::index(&context, entries),
+        Located::Voc(entries) => voc_index::index(&context, entries),
     })?;
     finish(&context, draft, options)
 }
@@ -110,6 +121,8 @@ pub(crate) enum Located {
     },
     /// Folders and lists.
     Yolo(Vec<PathBuf>),
+    /// Folders of images with an XML file each, and lists in `ImageSets`.
+    Voc(Vec<PathBuf>),
 }
 
 pub(crate) fn locate(yaml: &DatasetYaml, which: SplitName) -> Result<Located, DataError> {
@@ -186,9 +199,29 @@ pub(crate) fn locate(yaml: &DatasetYaml, which: SplitName) -> Result<Located, Da
                 }
                 found.push(path);
             }
-            Ok(Located::Yolo(found))
+            let voc = found.iter().filter(|entry| is_voc(entry)).count();
+            if voc == 0 {
+                Ok(Located::Yolo(found))
+            } else if voc == found.len() {
+                Ok(Located::Voc(found))
+            } else {
+                Err(bad(
+                    &entries.join(", "),
+                    "some of these have Pascal VOC annotations and others YOLO txt labels; give one format",
+                ))
+            }
         }
     }
+}
+
+/// Whether an entry is of Pascal VOC: a list in `ImageSets`, or a folder of images that have XML files and no
+/// label files.
+fn is_voc(entry: &Path) -> bool {
+    if entry.is_file() {
+        return voc::folder_of_list(entry).is_some();
+    }
+    let labels = source::sample(entry);
+    labels.txt == 0 && labels.xml > 0
 }
 
 fn is_file_of(path: &Path, extension: &str) -> bool {
@@ -199,15 +232,24 @@ fn is_file_of(path: &Path, extension: &str) -> bool {
 }
 
 impl Context<'_> {
-    /// Whether image `index` of `count` is in the fraction: `round(fraction x count)`, at least one, evenly
-    /// spread.
-    pub fn is_chosen(&self, index: usize, count: usize) -> bool {
-        if self.fraction >= 1.0 {
-            return true;
+    /// Images of this split by their names, and which of them are read: of the images that `part` gives, those
+    /// of the fraction, `round(fraction x count)`, at least one, evenly spread. The first is the count of all.
+    pub fn choose(&self, names: &[&str]) -> (usize, Vec<usize>) {
+        let mut chosen = match self.part {
+            Some(part) => holdout::choose(names, part),
+            None => (0..names.len()).collect(),
+        };
+        let count = chosen.len();
+        if self.fraction < 1.0 {
+            let kept = ((self.fraction * count as f64).round() as usize).clamp(1, count.max(1));
+            let before = |index: usize| (index as u128 * kept as u128) / count.max(1) as u128;
+            let mut index = 0;
+            chosen.retain(|_| {
+                index += 1;
+                before(index) > before(index - 1)
+            });
         }
-        let kept = ((self.fraction * count as f64).round() as usize).clamp(1, count.max(1));
-        let before = |index: usize| (index as u128 * kept as u128) / count.max(1) as u128;
-        before(index + 1) > before(index)
+        (count, chosen)
     }
 
     /// The header of an image, and with `skip_bad` a proof that its pixels can be read.
@@ -245,13 +287,14 @@ impl Context<'_> {
         })
     }
 
-    /// Adds one annotated box to an image: to its truths, and to its labels if it is fit to train on.
-    /// `finding` makes a finding that names the box's place and value.
+    /// Adds one annotated box to an image: to its truths, and to its labels if it is `for_training` and fit for
+    /// it. `finding` makes a finding that names the box's place and value.
     pub fn add_box(
         &self,
         image: &mut ImageEntry,
         seen: &mut Seen,
         truth: Truth,
+        for_training: bool,
         finding: impl Fn(FindingKind, String) -> Finding,
         findings: &mut Vec<Finding>,
     ) {
@@ -276,7 +319,7 @@ impl Context<'_> {
             findings.push(self.bad_box(finding(kind, reason)));
             return;
         }
-        let trained_on = if truth.crowd {
+        let trained_on = if !for_training {
             None
         } else if seen.again(truth.class, truth.bbox) {
             findings.push(
@@ -353,6 +396,13 @@ fn finish(
     count(&split, &mut report);
 
     let is_training = context.which == SplitName::Train;
+    if context.part.is_some() && report.images_listed == 1 {
+        report.findings.push(Finding::new(
+            FindingKind::SingleImage,
+            report.source.clone(),
+            "there is one image, so it is both trained on and validated with",
+        ));
+    }
     if is_training {
         report.findings.extend(unused_classes(&report, options));
     } else if report.truths == 0 && report.images > 0 {
@@ -466,6 +516,9 @@ fn count(split: &Split, report: &mut SplitReport) {
     report.boxes = sum(|class| class.boxes);
     report.truths = sum(|class| class.truths);
     report.crowd = sum(|class| class.crowd);
+    if report.format == voc_index::FORMAT {
+        report.difficult = report.crowd;
+    }
 }
 
 fn unused_classes(report: &SplitReport, options: &IndexOptions) -> Option<Finding> {
