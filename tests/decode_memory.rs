@@ -68,7 +68,11 @@ fn damaged_files_take_no_more_memory_than_their_headers_promise() {
         let mut bytes = files[round % files.len()].clone();
         // Most of what goes wrong is in the first bytes: sizes, types, lengths.
         for _ in 0..=numbers.below(3) {
-            let end = if numbers.below(2) == 0 { bytes.len() } else { bytes.len().min(64) };
+            let end = if numbers.below(2) == 0 {
+                bytes.len()
+            } else {
+                bytes.len().min(64)
+            };
             let at = numbers.below(end);
             bytes[at] ^= 1 << numbers.below(8);
         }

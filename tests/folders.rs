@@ -116,7 +116,10 @@ fn a_voc_folder_stops_at_a_bad_object_and_goes_on_without_it() {
         let xml = format!("<annotation>{size}\n{objects}</annotation>");
         file(&at(&format!("Annotations/{index}.xml")), &xml);
     }
-    file(&t.path().join("voc/ImageSets/Main/train.txt"), "0\n1\n2\n3\n");
+    file(
+        &t.path().join("voc/ImageSets/Main/train.txt"),
+        "0\n1\n2\n3\n",
+    );
     file(&t.path().join("voc/ImageSets/Main/val.txt"), "4\n5\n");
     let last = error(t.path(), &["--data", "voc"]);
     assert!(
@@ -134,12 +137,17 @@ fn a_voc_folder_stops_at_a_bad_object_and_goes_on_without_it() {
         .clone();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert!(
-        stderr.contains("voc: Pascal VOC, train ImageSets/Main/train.txt; val ImageSets/Main/val.txt"),
+        stderr.contains(
+            "voc: Pascal VOC, train ImageSets/Main/train.txt; val ImageSets/Main/val.txt"
+        ),
         "{stderr}"
     );
     let train = &report(t.path())["splits"][0];
     assert_eq!(train["format"], "Pascal VOC");
-    assert_eq!((&train["boxes"], &train["difficult"]), (&5.into(), &1.into()));
+    assert_eq!(
+        (&train["boxes"], &train["difficult"]),
+        (&5.into(), &1.into())
+    );
     assert_eq!(train["boxes_dropped"], 1);
     assert_eq!(train["findings"][0]["line"], 3);
 }
@@ -150,7 +158,9 @@ fn folders_that_hold_no_or_two_data_sets_are_errors_in_one_line() {
     picture(&t.path().join("set/images/a.jpg"), 0);
     let last = error(t.path(), &["--data", "set"]);
     assert!(
-        last.contains("set: no data set is recognised in this folder, which holds images; looked for"),
+        last.contains(
+            "set: no data set is recognised in this folder, which holds images; looked for"
+        ),
         "{last}"
     );
     file(&t.path().join("set/labels/a.txt"), "0 0.5 0.5 0.5 0.5\n");

@@ -279,11 +279,12 @@ fn add_images_named_otherwise(
         found.sort();
         for xml in found {
             let named = filename_in(&xml).map(|name| images.join(name));
-            let unannotated = named.and_then(|image| {
-                items
+            let unannotated = match &named {
+                Some(image) => items
                     .iter_mut()
-                    .find(|item| item.listed.path == image && item.xml.is_none())
-            });
+                    .find(|item| item.listed.path == *image && item.xml.is_none()),
+                None => None,
+            };
             match unannotated {
                 Some(item) => item.xml = Some(xml),
                 None => findings.push(context.bad_image(Finding::new(

@@ -1,5 +1,5 @@
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use image::{DynamicImage, ImageFormat};
 use proptest::prelude::*;
@@ -370,7 +370,7 @@ fn formats_without_loss_give_the_pixels_that_were_written() {
 
 /// The picture of [`written`] as TIFF, LZW, strips of five rows.
 fn tiff_file(width: u32, height: u32) -> Vec<u8> {
-    tiff_of::<tiff::encoder::colortype::RGB8>(width, height, |image| {
+    tiff_of::<::tiff::encoder::colortype::RGB8>(width, height, |image| {
         let data: Vec<u8> = (0..width * height)
             .map(|i| (i % width, i / width))
             .flat_map(|(x, y)| [(x * 7) as u8, (y * 5) as u8, ((x * y) % 256) as u8])
@@ -380,23 +380,23 @@ fn tiff_file(width: u32, height: u32) -> Vec<u8> {
     })
 }
 
-type TiffPicture<'a, C> = tiff::encoder::ImageEncoder<
+type TiffPicture<'a, C> = ::tiff::encoder::ImageEncoder<
     'a,
     &'a mut std::io::Cursor<Vec<u8>>,
     C,
-    tiff::encoder::TiffKindStandard,
+    ::tiff::encoder::TiffKindStandard,
 >;
 
-fn tiff_of<C: tiff::encoder::colortype::ColorType>(
+fn tiff_of<C: ::tiff::encoder::colortype::ColorType>(
     width: u32,
     height: u32,
     fill: impl FnOnce(TiffPicture<C>),
 ) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
     {
-        let mut encoder = tiff::encoder::TiffEncoder::new(&mut bytes)
+        let mut encoder = ::tiff::encoder::TiffEncoder::new(&mut bytes)
             .unwrap()
-            .with_compression(tiff::encoder::Compression::Lzw);
+            .with_compression(::tiff::encoder::Compression::Lzw);
         fill(encoder.new_image::<C>(width, height).unwrap());
     }
     bytes.into_inner()
@@ -535,12 +535,12 @@ fn tiff_of_every_kind_is_read_and_what_is_not_says_its_kind() {
         .unwrap();
         assert_eq!(rgb.pixels[..9], [0, 6, 12, 1, 7, 13, 2, 8, 14]);
     }
-    let rgb16 = tiff_of::<tiff::encoder::colortype::RGB16>(3, 2, |image| {
+    let rgb16 = tiff_of::<::tiff::encoder::colortype::RGB16>(3, 2, |image| {
         let data: Vec<u16> = (0..18).map(|v| v << 8 | 0xff).collect();
         image.write_data(&data).unwrap();
     });
     assert_eq!(read(rgb16).unwrap().pixels, (0..18).collect::<Vec<u8>>());
-    let float = tiff_of::<tiff::encoder::colortype::Gray32Float>(3, 2, |image| {
+    let float = tiff_of::<::tiff::encoder::colortype::Gray32Float>(3, 2, |image| {
         image.write_data(&[0.0; 6]).unwrap();
     });
     let error = read(float).unwrap_err().reason();

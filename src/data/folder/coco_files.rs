@@ -123,15 +123,17 @@ fn by_name(folder: &Path, files: Vec<PathBuf>) -> Result<Option<Splits>, DataErr
     } else {
         detections(files)
     };
-    let mut groups: BTreeMap<String, BTreeMap<SplitName, PathBuf>> = BTreeMap::new();
+    let mut groups: BTreeMap<String, Vec<(SplitName, PathBuf)>> = BTreeMap::new();
     let mut wholes: Vec<PathBuf> = Vec::new();
     for Named { group, which, file } in files.iter().map(|file| name_of(file)) {
         match which {
             None => wholes.push(file),
             Some(which) => {
-                if let Some(first) = groups.entry(group).or_default().insert(which, file.clone()) {
-                    return Err(ambiguous(folder, &[first, file]));
+                let group = groups.entry(group).or_default();
+                if let Some((_, first)) = group.iter().find(|(other, _)| *other == which) {
+                    return Err(ambiguous(folder, &[first.clone(), file]));
                 }
+                group.push((which, file));
             }
         }
     }
@@ -156,7 +158,11 @@ fn by_name(folder: &Path, files: Vec<PathBuf>) -> Result<Option<Splits>, DataErr
             }
         }
         _ => {
-            let all: Vec<PathBuf> = groups.into_values().flat_map(|g| g.into_values()).collect();
+            let all: Vec<PathBuf> = groups
+                .into_values()
+                .flatten()
+                .map(|(_, file)| file)
+                .collect();
             return Err(ambiguous(folder, &all));
         }
     }

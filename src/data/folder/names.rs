@@ -40,10 +40,9 @@ pub(super) fn find(root: &Path, entries: &[PathBuf]) -> Result<ClassNames, DataE
     for file in files {
         let names = read(&file)?;
         match &first {
-            Some((_, ClassNames::Given { names: known, .. })) if !says(&names, known) => {
-                let (earlier, _) = first.expect("it was just matched");
+            Some((earlier, ClassNames::Given { names: known, .. })) if !says(&names, known) => {
                 return Err(DataError::NamesDisagree {
-                    first: earlier,
+                    first: earlier.clone(),
                     second: file,
                 });
             }
