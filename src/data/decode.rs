@@ -10,6 +10,8 @@
 //! is taken, so that no file makes the program take more than these allow.
 
 mod ends;
+#[cfg(test)]
+mod format_tests;
 mod jpeg;
 mod orientation;
 mod png;

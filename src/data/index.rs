@@ -2,16 +2,15 @@
 //! everything, and says what it found.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::check::{BoxCheck, Seen, check_box};
 use super::decode::{DecodeError, Header, probe, read_rgb};
 use super::holdout::{self, Part};
+use super::locate::{Located, locate};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
-use super::{
-    DataError, ImageEntry, LabelBox, Split, Truth, coco, source, voc, voc_index, yolo_index,
-};
-use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
+use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, voc_index, yolo_index};
+use crate::config::dataset::{DatasetYaml, SplitName};
 
 /// How a split is read.
 #[derive(Debug, Clone, PartialEq)]
@@ -110,125 +109,6 @@ pub fn load_split(
         Located::Voc(entries) => voc_index::index(&context, entries),
     })?;
     finish(&context, draft, options)
-}
-
-/// Where a split lies and in which format.
-pub(crate) enum Located {
-    Coco {
-        annotations: PathBuf,
-        /// Given by the user; else searched.
-        images: Option<PathBuf>,
-    },
-    /// Folders and lists.
-    Yolo(Vec<PathBuf>),
-    /// Folders of images with an XML file each, and lists in `ImageSets`.
-    Voc(Vec<PathBuf>),
-}
-
-pub(crate) fn locate(yaml: &DatasetYaml, which: SplitName) -> Result<Located, DataError> {
-    let split = which.key();
-    let Some(source) = yaml.split(which) else {
-        return Err(DataError::SplitNotGiven {
-            yaml: yaml.label.clone(),
-            split,
-            given: yaml.splits_given(),
-        });
-    };
-    let bad = |value: &str, reason: &str| DataError::SplitValue {
-        yaml: yaml.label.clone(),
-        split,
-        value: value.to_owned(),
-        reason: reason.to_owned(),
-    };
-    let find = |entry: &str| {
-        yaml.resolve(entry).map_err(|mut tried| {
-            // Where `path` itself was not found, every place of the split is named.
-            for root in &yaml.root_tried {
-                let place = root.join(entry);
-                if !tried.contains(&place) {
-                    tried.insert(0, place);
-                }
-            }
-            DataError::SplitMissing {
-                yaml: yaml.label.clone(),
-                split,
-                tried,
-                hint: yaml.missing_hint(),
-            }
-        })
-    };
-    match source {
-        SplitSource::Pair {
-            images,
-            annotations,
-        } => {
-            let folder = find(images)?;
-            if !folder.is_dir() {
-                return Err(bad(images, "`images` is not a folder"));
-            }
-            let file = find(annotations)?;
-            if !is_file_of(&file, "json") {
-                return Err(bad(annotations, "`annotations` is not a COCO .json file"));
-            }
-            Ok(Located::Coco {
-                annotations: file,
-                images: Some(folder),
-            })
-        }
-        SplitSource::Paths(entries) => {
-            let mut found = Vec::with_capacity(entries.len());
-            for entry in entries {
-                let path = find(entry)?;
-                if is_file_of(&path, "json") {
-                    if entries.len() > 1 {
-                        return Err(bad(
-                            entry,
-                            "a COCO .json must be the only entry of its split; merge the files, ids must stay unique",
-                        ));
-                    }
-                    return Ok(Located::Coco {
-                        annotations: path,
-                        images: None,
-                    });
-                }
-                if !path.is_dir() && !is_file_of(&path, "txt") {
-                    return Err(bad(
-                        entry,
-                        "is neither a folder, a .txt list of images nor a COCO .json",
-                    ));
-                }
-                found.push(path);
-            }
-            let voc = found.iter().filter(|entry| is_voc(entry)).count();
-            if voc == 0 {
-                Ok(Located::Yolo(found))
-            } else if voc == found.len() {
-                Ok(Located::Voc(found))
-            } else {
-                Err(bad(
-                    &entries.join(", "),
-                    "some of these have Pascal VOC annotations and others YOLO txt labels; give one format",
-                ))
-            }
-        }
-    }
-}
-
-/// Whether an entry is of Pascal VOC: a list in `ImageSets`, or a folder of images that have XML files and no
-/// label files.
-fn is_voc(entry: &Path) -> bool {
-    if entry.is_file() {
-        return voc::folder_of_list(entry).is_some();
-    }
-    let labels = source::sample(entry);
-    labels.txt == 0 && labels.xml > 0
-}
-
-fn is_file_of(path: &Path, extension: &str) -> bool {
-    path.is_file()
-        && path
-            .extension()
-            .is_some_and(|found| found.eq_ignore_ascii_case(extension))
 }
 
 impl Context<'_> {
