@@ -41,7 +41,7 @@ fn tiff_file() -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     let mut encoder = tiff::encoder::TiffEncoder::new(&mut bytes).unwrap();
     encoder
-        .write_image::<tiff::encoder::colortype::RGB8>(24, 18, &vec![77; 24 * 18 * 3])
+        .write_image::<tiff::encoder::colortype::RGB8>(24, 18, &[77; 24 * 18 * 3])
         .unwrap();
     bytes.into_inner()
 }

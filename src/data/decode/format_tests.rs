@@ -51,7 +51,7 @@ fn formats_without_loss_give_the_pixels_that_were_written() {
 
 /// The picture of [`written`] as TIFF, LZW, strips of five rows.
 fn tiff_file(width: u32, height: u32) -> Vec<u8> {
-    tiff_of::<::tiff::encoder::colortype::RGB8>(width, height, |image| {
+    tiff_of::<::tiff::encoder::colortype::RGB8>(width, height, |mut image| {
         let data: Vec<u8> = (0..width * height)
             .map(|i| (i % width, i / width))
             .flat_map(|(x, y)| [(x * 7) as u8, (y * 5) as u8, ((x * y) % 256) as u8])
@@ -61,9 +61,9 @@ fn tiff_file(width: u32, height: u32) -> Vec<u8> {
     })
 }
 
-type TiffPicture<'a, C> = ::tiff::encoder::ImageEncoder<
+type TiffPicture<'a, 'b, C> = ::tiff::encoder::ImageEncoder<
     'a,
-    &'a mut std::io::Cursor<Vec<u8>>,
+    &'b mut std::io::Cursor<Vec<u8>>,
     C,
     ::tiff::encoder::TiffKindStandard,
 >;
@@ -71,7 +71,7 @@ type TiffPicture<'a, C> = ::tiff::encoder::ImageEncoder<
 fn tiff_of<C: ::tiff::encoder::colortype::ColorType>(
     width: u32,
     height: u32,
-    fill: impl FnOnce(TiffPicture<C>),
+    fill: impl FnOnce(TiffPicture<'_, '_, C>),
 ) -> Vec<u8> {
     let mut bytes = std::io::Cursor::new(Vec::new());
     {

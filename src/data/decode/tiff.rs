@@ -200,7 +200,8 @@ fn kind(color: ColorType) -> String {
             bit_depth,
             num_samples,
         } => format!("{num_samples} bands of {bit_depth} bits"),
-        other => format!("{} bits a sample, {other:?}", other.bit_depth()),
+        ColorType::Lab(_) => "colours in CIE Lab".to_owned(),
+        other => format!("{} bits a sample", other.bit_depth()),
     }
 }
 
