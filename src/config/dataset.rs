@@ -3,6 +3,7 @@
 //! Keys: `path, train, val (or validation), test, names, nc, download, generate`. Reading a file never
 //! touches the images and never executes anything; [`crate::data::load_split`] looks at the data.
 
+mod folder;
 mod raw;
 #[cfg(test)]
 mod tests;
@@ -108,6 +109,11 @@ pub struct DatasetYaml {
     pub generate: Option<Generator>,
     /// Lines for the user, e.g. on unknown keys.
     pub warnings: Vec<String>,
+    /// Lines for the user on what was found out, for data sets that are given as a folder.
+    pub notes: Vec<String>,
+    /// The part of the training split that is held out as validation, where nothing names a validation split;
+    /// not a key, set where a folder is given.
+    pub holdout: Option<f64>,
 }
 
 /// Why a dataset file cannot be used.
@@ -284,13 +290,16 @@ impl DatasetYaml {
             download,
             generate,
             warnings,
+            notes: Vec::new(),
+            holdout: None,
         })
     }
 
-    /// The entry of a split, if the file names it.
+    /// The entry of a split, if the file names it; validation that is held out has that of training.
     pub fn split(&self, which: SplitName) -> Option<&SplitSource> {
         match which {
             SplitName::Train => self.train.as_ref(),
+            SplitName::Val if self.val.is_none() && self.holdout.is_some() => self.train.as_ref(),
             SplitName::Val => self.val.as_ref(),
             SplitName::Test => self.test.as_ref(),
         }

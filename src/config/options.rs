@@ -157,7 +157,6 @@ const TRAIN_BENCH: &[Command] = &[Command::Train, Command::Bench];
 const BENCH_DOCTOR: &[Command] = &[Command::Bench, Command::Doctor];
 const TRAIN_VAL_BENCH: &[Command] = &[Command::Train, Command::Val, Command::Bench];
 const PREDICT: &[Command] = &[Command::Predict];
-const VAL_PREDICT: &[Command] = &[Command::Val, Command::Predict];
 const DETECT: &[Command] = &[Command::Train, Command::Val, Command::Predict];
 const COMPUTE: &[Command] = &[
     Command::Train,

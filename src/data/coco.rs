@@ -12,6 +12,7 @@ mod tests;
 use std::path::Path;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::DataError;
 use fields::{BoxField, Extent, Scalar};
@@ -90,6 +91,30 @@ fn read(path: &Path) -> Result<CocoFile, DataError> {
         ));
     }
     Ok(file)
+}
+
+/// Whether a file is one of images and categories, without keeping what is in it.
+///
+/// # Errors
+/// As [`read`], and a file without images or categories.
+pub(crate) fn check_detection(path: &Path) -> Result<(), DataError> {
+    #[derive(Default, Deserialize)]
+    struct Shape {
+        images: Option<Vec<IgnoredAny>>,
+        categories: Option<Vec<IgnoredAny>>,
+    }
+    let shape: Shape = read_json(path)?;
+    let reason = if shape.images.is_none_or(|images| images.is_empty()) {
+        "it has no `images`"
+    } else if shape.categories.is_none_or(|list| list.is_empty()) {
+        "it has no `categories`"
+    } else {
+        return Ok(());
+    };
+    Err(DataError::NotCoco {
+        path: path.to_path_buf(),
+        reason: reason.to_owned(),
+    })
 }
 
 /// The categories of a COCO file.

@@ -1,16 +1,26 @@
-//! Image files to upright RGB: JPEG and PNG.
+//! Image files to upright RGB: JPEG, PNG, WebP, BMP, TIFF, GIF, QOI and PNM.
 //!
-//! Conventions: EXIF orientation 1…8 is applied; grey and palette become RGB; alpha is dropped, not
-//! composited (what lies under transparent pixels is what was annotated); 16-bit samples keep their high
-//! byte; CMYK and YCCK JPEGs are converted. The format is told by the content, never by the file's name.
-//! A file that ends early is an error, not a picture with a grey rest.
+//! Conventions: EXIF orientation 1…8 is applied (JPEG, PNG, WebP, TIFF); grey and palette become RGB; alpha is
+//! dropped, not composited (what lies under transparent pixels is what was annotated); 16-bit samples keep
+//! their high byte; CMYK and YCCK are converted. Of animations and files of many pages the first picture is
+//! taken. The format is told by the content, never by the file's name.
+//!
+//! A file that ends early is an error, not a picture with a grey rest: files are never repaired, the user's
+//! are never changed. Every header is checked against [`MAX_SIDE`] and [`MAX_PIXELS`] before memory for pixels
+//! is taken, so that no file makes the program take more than these allow.
 
+mod ends;
+#[cfg(test)]
+mod format_tests;
 mod jpeg;
 mod orientation;
 mod png;
+mod raster;
+mod samples;
 mod sniff;
 #[cfg(test)]
 mod tests;
+mod tiff;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -27,12 +37,15 @@ pub const MAX_PIXELS: u64 = 268_435_456;
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// Extensions of files that are read, lower case.
-pub const READABLE_EXTENSIONS: [&str; 6] = ["jpg", "jpeg", "jpe", "jfif", "mpo", "png"];
+pub const READABLE_EXTENSIONS: [&str; 17] = [
+    "jpg", "jpeg", "jpe", "jfif", "mpo", "png", "webp", "bmp", "dib", "gif", "tif", "tiff", "qoi",
+    "pbm", "pgm", "pnm", "ppm",
+];
 
-/// Extensions of image files that are not read yet, lower case: named in a warning, never passed over.
-pub const UNREADABLE_EXTENSIONS: [&str; 22] = [
-    "avif", "bmp", "dib", "dng", "exr", "gif", "heic", "heif", "hdr", "ico", "j2k", "jp2", "jxl",
-    "pbm", "pgm", "pnm", "ppm", "psd", "qoi", "tif", "tiff", "webp",
+/// Extensions of image files that are not read, lower case: named in a warning, never passed over.
+pub const UNREADABLE_EXTENSIONS: [&str; 18] = [
+    "arw", "avif", "cr2", "cr3", "dng", "exr", "heic", "heif", "hdr", "hif", "ico", "j2k", "jp2",
+    "jpx", "jxl", "nef", "orf", "psd",
 ];
 
 /// An upright image: `pixels` is `[height, width, 3]`, RGB, 8 bits a sample.
@@ -54,8 +67,14 @@ pub enum DecodeError {
     },
     #[error("{}: the file is empty", .path.display())]
     Empty { path: PathBuf },
-    #[error("{}: {format} files are not read yet; convert it to JPEG or PNG", .path.display())]
+    #[error("{}: {format} files are not read; convert it to JPEG or PNG", .path.display())]
     Unsupported { path: PathBuf, format: &'static str },
+    #[error("{}: a {format} of a kind that is not read ({detail}); convert it to JPEG or PNG", .path.display())]
+    UnsupportedKind {
+        path: PathBuf,
+        format: &'static str,
+        detail: String,
+    },
     #[error("{}: not an image file (it begins with {start})", .path.display())]
     NotAnImage { path: PathBuf, start: String },
     #[error("{}: {width} x {height} pixels is more than the {MAX_SIDE} a side that is decoded", .path.display())]
@@ -86,6 +105,7 @@ impl DecodeError {
             Self::Io { path, .. }
             | Self::Empty { path }
             | Self::Unsupported { path, .. }
+            | Self::UnsupportedKind { path, .. }
             | Self::NotAnImage { path, .. }
             | Self::TooLarge { path, .. }
             | Self::TooManyBytes { path, .. }
@@ -146,6 +166,8 @@ pub fn probe(path: &Path) -> Result<Header, DecodeError> {
     match place.format(&mut file)? {
         Format::Jpeg => jpeg::probe(&place, &mut file),
         Format::Png => png::probe(&place, &mut file),
+        Format::Tiff => tiff::probe(&place, &mut file),
+        other => raster::probe(&place, &mut file, other),
     }
 }
 
@@ -159,6 +181,8 @@ pub fn read_rgb(path: &Path) -> Result<Rgb, DecodeError> {
     match place.format(&mut file)? {
         Format::Jpeg => jpeg::read(&place, &mut file),
         Format::Png => png::read(&place, &mut file),
+        Format::Tiff => tiff::read(&place, &mut file),
+        other => raster::read(&place, &mut file, other),
     }
 }
 
@@ -177,6 +201,14 @@ impl Place<'_> {
 
     fn broken(&self, format: &'static str, detail: impl ToString) -> DecodeError {
         DecodeError::Broken {
+            path: self.path.to_path_buf(),
+            format,
+            detail: detail.to_string(),
+        }
+    }
+
+    fn unsupported_kind(&self, format: &'static str, detail: impl ToString) -> DecodeError {
+        DecodeError::UnsupportedKind {
             path: self.path.to_path_buf(),
             format,
             detail: detail.to_string(),
@@ -203,11 +235,17 @@ impl Place<'_> {
     }
 
     fn open(&self) -> Result<BufReader<File>, DecodeError> {
-        let file = File::open(self.path).map_err(|e| self.io(e))?;
-        let metadata = file.metadata().map_err(|e| self.io(e))?;
-        if metadata.is_dir() {
-            return Err(self.io(io::Error::other("it is a folder")));
+        // Looked at before it is opened: opening a pipe waits for its other end.
+        let metadata = std::fs::metadata(self.path).map_err(|e| self.io(e))?;
+        if !metadata.is_file() {
+            let what = if metadata.is_dir() {
+                "it is a folder"
+            } else {
+                "it is a device, a pipe or a socket, not a file"
+            };
+            return Err(self.io(io::Error::other(what)));
         }
+        let file = File::open(self.path).map_err(|e| self.io(e))?;
         if metadata.len() > MAX_FILE_BYTES {
             return Err(DecodeError::TooManyBytes {
                 path: self.path.to_path_buf(),

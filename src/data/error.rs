@@ -106,6 +106,14 @@ pub enum DataError {
     },
     #[error("{}: {} problem{} in the data; correct them, or give --skip-bad to leave these boxes and images out{}", .report.split, .report.malformed, if .report.malformed == 1 { "" } else { "s" }, .report.malformed_text())]
     Malformed { report: Box<SplitReport> },
+    #[error("{}: no data set is recognised in this folder, which holds {holds}; looked for a dataset YAML, COCO JSON (annotations/*.json, \
+             train/_annotations.coco.json), YOLO txt labels (images/train + labels/train, train/images + train/labels, or .txt \
+             files beside the images), Pascal VOC (Annotations + JPEGImages, or .xml files beside the images)", .folder.display())]
+    NoDataset { folder: PathBuf, holds: String },
+    #[error("{}: which data set is meant? found {}; give the one that you mean as --data, or write a dataset file", .folder.display(), .found.join("; "))]
+    SeveralDatasets { folder: PathBuf, found: Vec<String> },
+    #[error("{} and {} give different class names: remove the wrong one", .first.display(), .second.display())]
+    NamesDisagree { first: PathBuf, second: PathBuf },
     #[error("cannot start {threads} threads to check the data: {reason}")]
     Threads { threads: usize, reason: String },
     #[error("drawing the shapes data set into {}: {source}", .path.display())]

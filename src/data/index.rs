@@ -2,13 +2,15 @@
 //! everything, and says what it found.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::check::{BoxCheck, Seen, check_box};
 use super::decode::{DecodeError, Header, probe, read_rgb};
+use super::holdout::{self, Part};
+use super::locate::{Located, locate};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
-use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, yolo_index};
-use crate::config::dataset::{DatasetYaml, SplitName, SplitSource};
+use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, voc_index, yolo_index};
+use crate::config::dataset::{DatasetYaml, SplitName};
 
 /// How a split is read.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,6 +47,8 @@ pub(crate) struct Context<'a> {
     pub skip_bad: bool,
     /// 1 unless training.
     pub fraction: f64,
+    /// The side of a split that is held out of the training images.
+    pub part: Option<Part>,
     /// [`DatasetYaml::class_order`], unless classes are merged anyway.
     pub class_order: Option<&'a [String]>,
 }
@@ -80,6 +84,11 @@ pub fn load_split(
         } else {
             1.0
         },
+        part: match (yaml.holdout, which) {
+            (Some(share), SplitName::Train) if yaml.val.is_none() => Some(Part::Training(share)),
+            (Some(share), SplitName::Val) if yaml.val.is_none() => Some(Part::HeldOut(share)),
+            _ => None,
+        },
         class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
     };
     let threads = options.threads.unwrap_or(0);
@@ -97,117 +106,30 @@ pub fn load_split(
             images,
         } => coco::index(&context, annotations, images.as_deref()),
         Located::Yolo(entries) => yolo_index::index(&context, entries),
+        Located::Voc(entries) => voc_index::index(&context, entries),
     })?;
     finish(&context, draft, options)
 }
 
-/// Where a split lies and in which format.
-pub(crate) enum Located {
-    Coco {
-        annotations: PathBuf,
-        /// Given by the user; else searched.
-        images: Option<PathBuf>,
-    },
-    /// Folders and lists.
-    Yolo(Vec<PathBuf>),
-}
-
-pub(crate) fn locate(yaml: &DatasetYaml, which: SplitName) -> Result<Located, DataError> {
-    let split = which.key();
-    let Some(source) = yaml.split(which) else {
-        return Err(DataError::SplitNotGiven {
-            yaml: yaml.label.clone(),
-            split,
-            given: yaml.splits_given(),
-        });
-    };
-    let bad = |value: &str, reason: &str| DataError::SplitValue {
-        yaml: yaml.label.clone(),
-        split,
-        value: value.to_owned(),
-        reason: reason.to_owned(),
-    };
-    let find = |entry: &str| {
-        yaml.resolve(entry).map_err(|mut tried| {
-            // Where `path` itself was not found, every place of the split is named.
-            for root in &yaml.root_tried {
-                let place = root.join(entry);
-                if !tried.contains(&place) {
-                    tried.insert(0, place);
-                }
-            }
-            DataError::SplitMissing {
-                yaml: yaml.label.clone(),
-                split,
-                tried,
-                hint: yaml.missing_hint(),
-            }
-        })
-    };
-    match source {
-        SplitSource::Pair {
-            images,
-            annotations,
-        } => {
-            let folder = find(images)?;
-            if !folder.is_dir() {
-                return Err(bad(images, "`images` is not a folder"));
-            }
-            let file = find(annotations)?;
-            if !is_file_of(&file, "json") {
-                return Err(bad(annotations, "`annotations` is not a COCO .json file"));
-            }
-            Ok(Located::Coco {
-                annotations: file,
-                images: Some(folder),
-            })
-        }
-        SplitSource::Paths(entries) => {
-            let mut found = Vec::with_capacity(entries.len());
-            for entry in entries {
-                let path = find(entry)?;
-                if is_file_of(&path, "json") {
-                    if entries.len() > 1 {
-                        return Err(bad(
-                            entry,
-                            "a COCO .json must be the only entry of its split; merge the files, ids must stay unique",
-                        ));
-                    }
-                    return Ok(Located::Coco {
-                        annotations: path,
-                        images: None,
-                    });
-                }
-                if !path.is_dir() && !is_file_of(&path, "txt") {
-                    return Err(bad(
-                        entry,
-                        "is neither a folder, a .txt list of images nor a COCO .json",
-                    ));
-                }
-                found.push(path);
-            }
-            Ok(Located::Yolo(found))
-        }
-    }
-}
-
-fn is_file_of(path: &Path, extension: &str) -> bool {
-    path.is_file()
-        && path
-            .extension()
-            .is_some_and(|found| found.eq_ignore_ascii_case(extension))
-}
-
 impl Context<'_> {
-    /// Whether image `index` of `count` is in the fraction: `round(fraction x count)`, at least one, evenly
-    /// spread.
-    pub fn is_chosen(&self, index: usize, count: usize) -> bool {
-        if self.fraction >= 1.0 {
-            return true;
+    /// Images of this split by their names, and which of them are read: of the images that `part` gives, those
+    /// of the fraction, `round(fraction x count)`, at least one, evenly spread. The first is the count of all.
+    pub fn choose(&self, names: &[&str]) -> (usize, Vec<usize>) {
+        let mut chosen = match self.part {
+            Some(part) => holdout::choose(names, part),
+            None => (0..names.len()).collect(),
+        };
+        let count = chosen.len();
+        if self.fraction < 1.0 {
+            let kept = ((self.fraction * count as f64).round() as usize).clamp(1, count.max(1));
+            let before = |index: usize| (index as u128 * kept as u128) / count.max(1) as u128;
+            let mut index = 0;
+            chosen.retain(|_| {
+                index += 1;
+                before(index) > before(index - 1)
+            });
         }
-        let kept = ((self.fraction * count as f64).round() as usize).clamp(1, count.max(1));
-        let before = |index: usize| (index as u128 * kept as u128) / count.max(1) as u128;
-        before(index + 1) > before(index)
+        (count, chosen)
     }
 
     /// The header of an image, and with `skip_bad` a proof that its pixels can be read.
@@ -245,13 +167,14 @@ impl Context<'_> {
         })
     }
 
-    /// Adds one annotated box to an image: to its truths, and to its labels if it is fit to train on.
-    /// `finding` makes a finding that names the box's place and value.
+    /// Adds one annotated box to an image: to its truths, and to its labels if it is `for_training` and fit for
+    /// it. `finding` makes a finding that names the box's place and value.
     pub fn add_box(
         &self,
         image: &mut ImageEntry,
         seen: &mut Seen,
         truth: Truth,
+        for_training: bool,
         finding: impl Fn(FindingKind, String) -> Finding,
         findings: &mut Vec<Finding>,
     ) {
@@ -276,7 +199,7 @@ impl Context<'_> {
             findings.push(self.bad_box(finding(kind, reason)));
             return;
         }
-        let trained_on = if truth.crowd {
+        let trained_on = if !for_training {
             None
         } else if seen.again(truth.class, truth.bbox) {
             findings.push(
@@ -353,6 +276,13 @@ fn finish(
     count(&split, &mut report);
 
     let is_training = context.which == SplitName::Train;
+    if context.part.is_some() && report.images_listed == 1 {
+        report.findings.push(Finding::new(
+            FindingKind::SingleImage,
+            report.source.clone(),
+            "there is one image, so it is both trained on and validated with",
+        ));
+    }
     if is_training {
         report.findings.extend(unused_classes(&report, options));
     } else if report.truths == 0 && report.images > 0 {
@@ -466,6 +396,9 @@ fn count(split: &Split, report: &mut SplitReport) {
     report.boxes = sum(|class| class.boxes);
     report.truths = sum(|class| class.truths);
     report.crowd = sum(|class| class.crowd);
+    if report.format == voc_index::FORMAT {
+        report.difficult = report.crowd;
+    }
 }
 
 fn unused_classes(report: &SplitReport, options: &IndexOptions) -> Option<Finding> {

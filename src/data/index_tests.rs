@@ -271,9 +271,9 @@ fn files_that_are_passed_over_are_named() {
     let set = Set::new(TWO)
         .image("images/train/a.jpg")
         .image("images/train/.hidden.jpg")
-        .file("images/train/b.webp", "")
-        .file("images/train/c.TIF", "")
-        .file("images/train/d.tif", "")
+        .file("images/train/b.avif", "")
+        .file("images/train/c.JP2", "")
+        .file("images/train/d.jp2", "")
         .file("images/train/notes.md", "")
         .file("labels/train/a.txt", "0 0.5 0.5 0.5 0.5\n1 0.2 0.2 0.1 0.1");
     image::RgbImage::new(10, 10)
@@ -289,7 +289,7 @@ fn files_that_are_passed_over_are_named() {
             FindingKind::SharedLabels
         ]
     );
-    assert_eq!(report.findings[0].value, "2 .tif, 1 .webp");
+    assert_eq!(report.findings[0].value, "1 .avif, 2 .jp2");
     assert_eq!(
         report.findings[2].value,
         "images/train/a.jpg, images/train/a.png"
@@ -298,10 +298,10 @@ fn files_that_are_passed_over_are_named() {
 
 #[test]
 fn nothing_to_train_on_says_what_was_looked_for() {
-    let set = Set::new(TWO).file("images/train/x.webp", "");
+    let set = Set::new(TWO).file("images/train/x.heic", "");
     let error = set.error();
-    assert!(error.contains("the `train` split has no images; looked for images (.jpg, .jpeg, .jpe, .jfif, .mpo, .png) in <set>/images/train"), "{error}");
-    assert!(error.contains("1 .webp"), "{error}");
+    assert!(error.contains("the `train` split has no images; looked for images (.jpg, .jpeg, .jpe, .jfif, .mpo, .png, .webp, .bmp, .dib, .gif, .tif, .tiff, .qoi, .pbm, .pgm, .pnm, .ppm) in <set>/images/train"), "{error}");
+    assert!(error.contains("1 .heic"), "{error}");
     let set = set
         .image("images/train/a.jpg")
         .file("images/train/_annotations.coco.json", "{}");

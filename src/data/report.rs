@@ -45,6 +45,9 @@ pub enum FindingKind {
     OrientedImages,
     NoLabels,
     SameName,
+    NoAnnotationFile,
+    ZeroBased,
+    SingleImage,
 }
 
 impl FindingKind {
@@ -69,13 +72,16 @@ impl FindingKind {
             Self::NoAnnotationId => "annotations without an id",
             Self::DuplicateImage => "images listed twice",
             Self::SharedLabels => "label files shared by images of the same name",
-            Self::UnreadFormat => "image formats that are not read yet",
+            Self::UnreadFormat => "image formats that are not read",
             Self::HiddenFile => "folders with hidden image files",
             Self::UnusedCategory => "categories without any annotation",
             Self::MissingCategory => "classes that this file does not have",
             Self::OrientedImages => "notes on EXIF orientation",
             Self::NoLabels => "splits without labels",
             Self::SameName => "categories of a name that another one has",
+            Self::NoAnnotationFile => "notes on images without an annotation file",
+            Self::ZeroBased => "notes on coordinates from 0",
+            Self::SingleImage => "splits of a single image",
         }
     }
 }
@@ -221,7 +227,7 @@ pub struct ClassCount {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SplitReport {
     pub split: String,
-    /// "COCO JSON" or "YOLO txt".
+    /// "COCO JSON", "YOLO txt" or "Pascal VOC".
     pub format: String,
     /// Folder, list or file that the split was read from.
     pub source: String,
@@ -233,7 +239,10 @@ pub struct SplitReport {
     pub backgrounds: usize,
     pub boxes: usize,
     pub truths: usize,
+    /// Boxes that are neutral in evaluation: crowd regions of COCO, difficult objects of Pascal VOC.
     pub crowd: usize,
+    /// Those of them that are trained on: difficult objects of Pascal VOC.
+    pub difficult: usize,
     pub boxes_dropped: usize,
     pub malformed: usize,
     pub warnings: usize,
@@ -258,6 +267,7 @@ impl SplitReport {
             boxes: 0,
             truths: 0,
             crowd: 0,
+            difficult: 0,
             boxes_dropped: 0,
             malformed: 0,
             warnings: 0,
@@ -295,8 +305,16 @@ impl SplitReport {
             self.format,
             self.source
         );
-        if self.crowd > 0 {
-            let _ = write!(first, "; {} crowd regions only in evaluation", self.crowd);
+        let crowd = self.crowd.saturating_sub(self.difficult);
+        if crowd > 0 {
+            let _ = write!(first, "; {crowd} crowd regions only in evaluation");
+        }
+        if self.difficult > 0 {
+            let _ = write!(
+                first,
+                "; {} difficult objects are trained on and neutral in evaluation",
+                self.difficult
+            );
         }
         let mut lines = vec![first];
         let left_out = |what: &str, counts: &BTreeMap<String, usize>| {

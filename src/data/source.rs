@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::DataError;
 use super::decode::{READABLE_EXTENSIONS, UNREADABLE_EXTENSIONS};
 use super::report::{Action, Finding, FindingKind};
+use super::{DataError, voc, yolo};
 use crate::config::dataset::DatasetYaml;
 
 /// Folders deeper than this are taken for a cycle of links.
@@ -65,6 +65,80 @@ pub(crate) fn relative_name(root: &Path, path: &Path) -> String {
     parts.join("/").replacen("//", "/", 1)
 }
 
+/// How many images [`sample`] looks at.
+const SAMPLED: usize = 100;
+
+/// What the first images of a folder have beside them.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sample {
+    pub images: usize,
+    /// Images with YOLO rows.
+    pub txt: usize,
+    /// Images with an XML file.
+    pub xml: usize,
+}
+
+/// Looks at the first [`SAMPLED`] images, by name, of a folder or of the first folder below it that has any.
+pub(crate) fn sample(folder: &Path) -> Sample {
+    let mut sample = Sample::default();
+    for image in first_images(folder, 0) {
+        sample.images += 1;
+        let labels = yolo::label_paths(&image).into_iter();
+        let labels = labels.chain(yolo::labels_elsewhere(&image));
+        sample.txt += usize::from(labels.into_iter().any(|path| has_rows(&path)));
+        let xml = voc::annotation_paths(&image);
+        sample.xml += usize::from(xml.iter().any(|path| path.is_file()));
+    }
+    sample
+}
+
+pub(crate) fn first_images(folder: &Path, depth: usize) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| !is_hidden(path))
+        .collect();
+    found.sort();
+    let is_image = |path: &&PathBuf| READABLE_EXTENSIONS.contains(&extension(path).as_str());
+    let images: Vec<PathBuf> = found
+        .iter()
+        .filter(is_image)
+        .take(SAMPLED)
+        .cloned()
+        .collect();
+    if !images.is_empty() || depth >= 4 {
+        return images;
+    }
+    found
+        .iter()
+        .filter(|path| path.is_dir())
+        .map(|path| first_images(path, depth + 1))
+        .find(|images| !images.is_empty())
+        .unwrap_or_default()
+}
+
+/// Whether a file's first row that is not blank begins with a number.
+fn has_rows(path: &Path) -> bool {
+    let Ok(bytes) = fs::read(path) else {
+        return false;
+    };
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let first = text.iter().find(|byte| !byte.is_ascii_whitespace());
+    first.is_some_and(|byte| byte.is_ascii_digit())
+}
+
+fn extension(path: &Path) -> String {
+    path.extension()
+        .map(|extension| extension.to_string_lossy().to_lowercase())
+        .unwrap_or_default()
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
 #[derive(Default)]
 struct Walk {
     images: Vec<PathBuf>,
@@ -85,13 +159,8 @@ impl Walk {
         }
         for entry in fs::read_dir(folder).map_err(io)? {
             let path = entry.map_err(io)?.path();
-            let hidden = path
-                .file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with('.'));
-            let extension = path
-                .extension()
-                .map(|extension| extension.to_string_lossy().to_lowercase())
-                .unwrap_or_default();
+            let hidden = is_hidden(&path);
+            let extension = extension(&path);
             // Follows links. A dangling one counts as a file, so that its image is reported as missing.
             let is_dir = path.is_dir();
             let readable = READABLE_EXTENSIONS.contains(&extension.as_str());
@@ -123,7 +192,7 @@ impl Walk {
                 Finding::new(
                     FindingKind::UnreadFormat,
                     folder.clone(),
-                    "image files of formats that are not read yet are left out; convert them to JPEG or PNG",
+                    "image files of formats that are not read are left out; convert them to JPEG or PNG",
                 )
                 .value(formats.join(", "))
                 .done(Action::LeftOut),
@@ -143,8 +212,30 @@ impl Walk {
     }
 }
 
+/// Where the file of a list's line lies: see [`read_list`].
+fn find_listed(root: &Path, folder: &Path, line: &str) -> PathBuf {
+    let beside = folder.join(line.strip_prefix("./").unwrap_or(line));
+    if line.starts_with("./") {
+        return beside;
+    }
+    let below_root = root.join(line);
+    if below_root.exists() {
+        return below_root;
+    }
+    if !beside.exists()
+        && let Some((_, rest)) = line.split_once('/')
+    {
+        let without_first = folder.join(rest);
+        if without_first.exists() {
+            return without_first;
+        }
+    }
+    beside
+}
+
 /// A list's lines: `./x` and other relative paths are relative to the list's folder, the latter first to the
-/// data set's root. Blank lines are fine.
+/// data set's root. Darknet's lists begin with `data/`, a folder that their exporters do not write: a path that
+/// exists only without its first part is found. Blank lines are fine.
 fn read_list(yaml: &DatasetYaml, list: &Path, listing: &mut Listing) -> Result<(), DataError> {
     let io = |source| DataError::Io {
         path: list.to_path_buf(),
@@ -159,13 +250,7 @@ fn read_list(yaml: &DatasetYaml, list: &Path, listing: &mut Listing) -> Result<(
         if line.is_empty() {
             continue;
         }
-        let beside = folder.join(line.strip_prefix("./").unwrap_or(line));
-        let below_root = yaml.root.join(line);
-        let path = if !line.starts_with("./") && below_root.exists() {
-            below_root
-        } else {
-            beside
-        };
+        let path = find_listed(&yaml.root, folder, line);
         listing.images.push(Listed {
             name: relative_name(&yaml.root, &path),
             path,
@@ -186,7 +271,7 @@ fn remove_repeats(listing: &mut Listing) {
     });
 }
 
-fn repeat(image: &Listed) -> Finding {
+pub(crate) fn repeat(image: &Listed) -> Finding {
     let finding = match &image.by {
         Some((list, line)) => Finding::new(
             FindingKind::DuplicateImage,

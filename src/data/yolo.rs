@@ -200,6 +200,26 @@ pub fn label_paths(image: &Path) -> Vec<PathBuf> {
     vec![parallel.with_extension("txt"), beside]
 }
 
+/// A further place of an image's labels, tried where [`label_paths`] has none: beside a folder of images of
+/// any spelling (`Images`), in the first of the folders `labels`, `Labels`, `annotations`, `Annotations` that
+/// exists.
+pub fn labels_elsewhere(image: &Path) -> Option<PathBuf> {
+    let parts: Vec<Component> = image.components().collect();
+    let folders = &parts[..parts.len().saturating_sub(1)];
+    let last = folders.iter().rposition(|part| {
+        part.as_os_str()
+            .to_string_lossy()
+            .eq_ignore_ascii_case("images")
+    })?;
+    let above: PathBuf = parts[..last].iter().collect();
+    let folder = ["labels", "Labels", "annotations", "Annotations"]
+        .iter()
+        .map(|name| above.join(name))
+        .find(|path| path.is_dir())?;
+    let below: PathBuf = parts[last + 1..].iter().collect();
+    Some(folder.join(below).with_extension("txt"))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

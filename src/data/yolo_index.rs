@@ -46,12 +46,11 @@ pub(crate) fn index(context: &Context, entries: &[PathBuf]) -> Result<Draft, Dat
         });
     }
 
-    let count = listing.images.len();
-    let chosen: Vec<(usize, &Listed)> = listing
-        .images
-        .iter()
-        .enumerate()
-        .filter(|(index, _)| context.is_chosen(*index, count))
+    let all: Vec<&str> = listing.images.iter().map(|i| i.name.as_str()).collect();
+    let (count, chosen) = context.choose(&all);
+    let chosen: Vec<(usize, &Listed)> = chosen
+        .into_iter()
+        .map(|index| (index, &listing.images[index]))
         .collect();
     let outcomes: Vec<Outcome> = chosen
         .par_iter()
@@ -168,7 +167,14 @@ fn read_image(context: &Context, id: u64, listed: &Listed, classes: usize) -> Ou
                 .line(line)
                 .value(row.to_string())
         };
-        context.add_box(&mut entry, &mut seen, truth, finding, &mut outcome.findings);
+        context.add_box(
+            &mut entry,
+            &mut seen,
+            truth,
+            true,
+            finding,
+            &mut outcome.findings,
+        );
     }
     outcome.is_oriented = header.orientation != 1 && !entry.truths.is_empty();
     outcome.entry = Some(entry);
@@ -178,7 +184,9 @@ fn read_image(context: &Context, id: u64, listed: &Listed, classes: usize) -> Ou
 /// The first label file of an image that exists, and its content.
 #[allow(clippy::type_complexity)]
 fn read_labels(image: &Path) -> Result<Option<(PathBuf, Vec<u8>)>, (PathBuf, io::Error)> {
-    for path in yolo::label_paths(image) {
+    let usual = yolo::label_paths(image).into_iter();
+    let elsewhere = std::iter::once_with(|| yolo::labels_elsewhere(image));
+    for path in usual.chain(elsewhere.flatten()) {
         match fs::read(&path) {
             Ok(bytes) => return Ok(Some((path, bytes))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}

@@ -5,7 +5,7 @@ use crate::config::Settings;
 use crate::config::dataset::{DatasetYaml, SplitName};
 use crate::data::augment::AugmentConfig;
 use crate::data::loader::LoaderConfig;
-use crate::data::{DataReport, IndexOptions, Split, load_split, prepare};
+use crate::data::{DataReport, IndexOptions, Split, load_split, open, prepare};
 use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
 use crate::ops::{self, cpu::isa::Isa};
@@ -111,7 +111,10 @@ impl Data {
     /// # Errors
     /// [`TrainError::Dataset`], [`TrainError::Data`].
     pub fn open(s: &Settings, default_name: &str, console: &Console) -> Result<Self, TrainError> {
-        let yaml = DatasetYaml::load(&s.data)?;
+        let yaml = open(&s.data)?;
+        for note in &yaml.notes {
+            console.note(note);
+        }
         for w in &yaml.warnings {
             console.warn(w);
         }

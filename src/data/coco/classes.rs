@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::super::DataError;
-use super::super::index::{Context, Located, locate};
+use super::super::index::Context;
+use super::super::locate::{Located, locate};
 use super::super::report::{Action, Finding, FindingKind, SplitReport};
 use super::{CocoCategory, read_categories};
 use crate::config::dataset::SplitName;

@@ -4,7 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use super::super::DataError;
-use super::super::decode::Header;
 use super::super::index::Context;
 use super::super::report::{Action, Finding, FindingKind, SplitReport};
 use super::CocoImage;
@@ -170,7 +169,7 @@ impl Finder {
 }
 
 /// Where images of `dir/instances_train2017.json` are looked for, in order: `dir`, `dir/images`,
-/// `root/images`, `root`, `dir/../images`, and below `dir/..`, `dir/../images`, `root` and `root/images` the
+/// `root/images`, `root`, `dir/../images`, `dir/data`, and below `dir/..`, `dir/../images`, `root` and `root/images` the
 /// folders `instances_train2017` and `train2017` (the file's name, and what follows its last `_`).
 fn folders(root: &Path, json: &Path) -> Vec<PathBuf> {
     let dir = json.parent().unwrap_or(Path::new(""));
@@ -183,6 +182,7 @@ fn folders(root: &Path, json: &Path) -> Vec<PathBuf> {
         root.join("images"),
         root.to_path_buf(),
         above.join("images"),
+        dir.join("data"),
     ];
     let stem = json.file_stem().unwrap_or_default().to_string_lossy();
     let short = stem.rsplit_once('_').map(|(_, rest)| rest);
@@ -197,39 +197,4 @@ fn folders(root: &Path, json: &Path) -> Vec<PathBuf> {
     let mut seen = HashSet::new();
     folders.retain(|folder| seen.insert(folder.clone()));
     folders
-}
-
-/// Compares the annotated size with the file's.
-pub(super) fn check_size(entry: &Entry, header: Header) -> Option<Finding> {
-    let (width, height) = entry.size?;
-    let wide = |(width, height): (u32, u32)| (u64::from(width), u64::from(height));
-    let upright = wide(header.upright());
-    let stored = wide(header.stored);
-    if (width, height) == upright {
-        return None;
-    }
-    let (kind, reason) = if header.swaps_sides() && (width, height) == stored {
-        (
-            FindingKind::StoredFrame,
-            format!(
-                "annotated as stored, before its EXIF orientation {}, which makes it {} x {}: the boxes would be wrong; \
-                 remove the orientation from the file, or annotate the upright image",
-                header.orientation, upright.0, upright.1
-            ),
-        )
-    } else {
-        let exchanged = if (height, width) == upright {
-            " (width and height are exchanged)"
-        } else {
-            ""
-        };
-        (
-            FindingKind::SizeMismatch,
-            format!(
-                "the image is {} x {}{exchanged}: the boxes would be wrong",
-                upright.0, upright.1
-            ),
-        )
-    };
-    Some(Finding::new(kind, entry.file_name.clone(), reason).value(format!("{width} x {height}")))
 }

@@ -7,11 +7,12 @@ use std::path::Path;
 use rayon::prelude::*;
 
 use super::super::check::Seen;
+use super::super::frame;
 use super::super::index::{Context, Draft};
 use super::super::report::{Action, Finding, FindingKind, SplitReport};
 use super::super::{DataError, ImageEntry, Split, Truth};
 use super::classes::Classes;
-use super::images::{Entry, Finder, check_size, read_images};
+use super::images::{Entry, Finder, read_images};
 use super::{BoxField, CocoAnnotation, Extent, Scalar};
 
 pub(crate) fn index(
@@ -35,7 +36,6 @@ pub(crate) fn index(
         file.images.unwrap_or_default(),
         &mut report,
     )?;
-    report.images_listed = entries.len();
     let annotations = file.annotations.unwrap_or_default();
     let looked_for = format!("annotations of its images in {shown}");
     if entries.is_empty() {
@@ -48,10 +48,9 @@ pub(crate) fn index(
     let finder = Finder::find(context, path, folder, &entries)?;
 
     let by_image = assign(context, &shown, &entries, &annotations, &mut report);
-    let count = entries.len();
-    let chosen: Vec<usize> = (0..count)
-        .filter(|&index| context.is_chosen(index, count))
-        .collect();
+    let names: Vec<&str> = entries.iter().map(|e| e.file_name.as_str()).collect();
+    let (listed, chosen) = context.choose(&names);
+    report.images_listed = listed;
     let outcomes: Vec<Outcome> = chosen
         .par_iter()
         .map(|&index| {
@@ -210,7 +209,7 @@ fn read_image(
             return outcome;
         }
     };
-    if let Some(finding) = check_size(entry, header) {
+    if let Some(finding) = frame::check_size(&entry.file_name, entry.size, header) {
         outcome.findings.push(context.bad_image(finding));
         return outcome;
     }
@@ -259,13 +258,20 @@ fn read_image(
                         id,
                     )
                 };
-                context.add_box(&mut image, &mut seen, truth, finding, &mut outcome.findings);
+                context.add_box(
+                    &mut image,
+                    &mut seen,
+                    truth,
+                    !crowd,
+                    finding,
+                    &mut outcome.findings,
+                );
             }
         }
     }
-    // Where the annotated size is that of the upright image and of no other, the frame is confirmed.
-    let confirmed = header.swaps_sides() && entry.size.is_some() && width != height;
-    outcome.is_oriented = header.orientation != 1 && !confirmed && !image.truths.is_empty();
+    outcome.is_oriented = header.orientation != 1
+        && !frame::is_confirmed(entry.size, header)
+        && !image.truths.is_empty();
     outcome.entry = Some(image);
     outcome
 }

@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 
 use image::codecs::png::PngDecoder;
-use image::{ColorType, ImageDecoder, Limits};
+use image::{ImageDecoder, Limits};
 
 use super::orientation::turn_upright;
+use super::samples::to_rgb;
 use super::sniff::PNG_SIGNATURE;
 use super::{DecodeError, Header, Place, Rgb, size};
 
@@ -53,18 +54,8 @@ fn decode<R: BufRead + Seek>(place: &Place, reader: R) -> Result<Rgb, DecodeErro
     decoder
         .read_image(&mut samples)
         .map_err(|error| read_error(place, &error))?;
-    let pixels = match color {
-        ColorType::Rgb8 => samples,
-        ColorType::L8 => spread(&samples, 1, |p| [p[0]; 3]),
-        ColorType::La8 => spread(&samples, 2, |p| [p[0]; 3]),
-        ColorType::Rgba8 => spread(&samples, 4, |p| [p[0], p[1], p[2]]),
-        // 16-bit samples are in the machine's byte order.
-        ColorType::L16 => spread(&samples, 2, |p| [high(p, 0); 3]),
-        ColorType::La16 => spread(&samples, 4, |p| [high(p, 0); 3]),
-        ColorType::Rgb16 => spread(&samples, 6, |p| [high(p, 0), high(p, 1), high(p, 2)]),
-        ColorType::Rgba16 => spread(&samples, 8, |p| [high(p, 0), high(p, 1), high(p, 2)]),
-        other => return Err(place.broken("PNG", format!("pixels of the type {other:?}"))),
-    };
+    let pixels = to_rgb(color, samples)
+        .ok_or_else(|| place.broken("PNG", format!("pixels of the type {color:?}")))?;
     Ok(turn_upright(width, height, pixels, header.orientation))
 }
 
@@ -113,11 +104,4 @@ fn check_end(place: &Place, file: &mut BufReader<File>) -> Result<(), DecodeErro
         }
         at = next;
     }
-}
-fn spread(samples: &[u8], width: usize, rgb: impl Fn(&[u8]) -> [u8; 3]) -> Vec<u8> {
-    samples.chunks_exact(width).flat_map(rgb).collect()
-}
-
-fn high(samples: &[u8], index: usize) -> u8 {
-    (u16::from_ne_bytes([samples[2 * index], samples[2 * index + 1]]) >> 8) as u8
 }
