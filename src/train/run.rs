@@ -5,7 +5,8 @@ use super::error::TrainError;
 use super::optim::Optimizer;
 use super::plan::{self, Plan};
 use super::session::{
-    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
+    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, train_splits,
+    write,
 };
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
@@ -72,7 +73,13 @@ impl<'a> Run<'a> {
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let spec = ModelSpec::resolve(&settings.model)?;
-        let mut data = Data::open(settings, "train", console)?;
+        let mut data = Data::open(
+            settings,
+            "train",
+            train_splits(settings),
+            interrupted,
+            console,
+        )?;
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let val = match settings.val {
             true => Some(Arc::new(data.split(
@@ -409,7 +416,7 @@ pub fn val(
         let settings = &settings;
         let network = Network::new(metadata.spec.clone(), metadata.names.len());
         let state = file.load(&network.layout, &metadata.model, network.classes)?;
-        let mut data = Data::open(settings, "val", console)?;
+        let mut data = Data::open(settings, "val", &[settings.split], interrupted, console)?;
         let split = Arc::new(data.split(settings.split, Some(&metadata.names), console)?);
         let unknown = data.unknown_classes();
         if split.names != metadata.names || !unknown.is_empty() {
