@@ -106,6 +106,7 @@ impl Console {
             unit,
             total,
             done: 0,
+            before: 0,
             losses: String::new(),
             extra: String::new(),
             started: now,
@@ -174,6 +175,7 @@ pub struct Bar {
     unit: Unit,
     total: usize,
     done: usize,
+    before: usize,
     losses: String,
     extra: String,
     started: Instant,
@@ -181,6 +183,11 @@ pub struct Bar {
 }
 
 impl Bar {
+    /// What an earlier pass had done, which says nothing about the speed of this one.
+    pub fn set_before(&mut self, done: usize) {
+        self.before = done;
+    }
+
     /// The total, where it was not known before.
     pub fn set_total(&mut self, total: usize) {
         self.total = total;
@@ -249,6 +256,7 @@ impl Bar {
         Progress {
             unit: self.unit,
             done: self.done,
+            before: self.before,
             total: self.total,
             elapsed: now.duration_since(self.started),
             losses: &self.losses,

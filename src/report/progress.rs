@@ -18,6 +18,8 @@ pub enum Unit {
 pub(super) struct Progress<'a> {
     pub unit: Unit,
     pub done: usize,
+    /// Of those, what an earlier pass had done.
+    pub before: usize,
     /// 0: not known.
     pub total: usize,
     pub elapsed: Duration,
@@ -76,7 +78,7 @@ impl Progress<'_> {
     fn rate(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 {
-            self.done as f64 / seconds
+            self.done.saturating_sub(self.before) as f64 / seconds
         } else {
             0.0
         }
@@ -199,6 +201,7 @@ mod tests {
         Progress {
             unit: Unit::Images,
             done,
+            before: 0,
             total: 205,
             elapsed: Duration::from_secs(seconds),
             losses: "box 1.5000  cls 0.2500",
@@ -246,6 +249,11 @@ mod tests {
         let unknown = Progress { total: 0, ..bytes };
         assert_eq!(unknown.line(), "1.5 GB  25.0 MB/s");
         assert_eq!(bytes.summary(), "1.5 GB in 1:00  25.0 MB/s");
+        let resumed = Progress {
+            before: 1_200_000_000,
+            ..bytes
+        };
+        assert_eq!(resumed.line(), "1.5/18.9 GB  58:00 left  5.0 MB/s");
         let files = Progress {
             unit: Unit::Files,
             done: 30,

@@ -135,7 +135,9 @@ impl Waiting {
                 data::Unit::Files => Unit::Files,
                 data::Unit::Bytes => Unit::Bytes,
             };
-            (what.to_owned(), console.bar_of(unit, what, total))
+            let mut bar = console.bar_of(unit, what, total);
+            bar.set_before(done);
+            (what.to_owned(), bar)
         });
         bar.set_total(total);
         bar.tick(done, &[], "");

@@ -24,7 +24,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// How failures are met. Every try that brings the file further than any before starts the count anew.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Retry {
+pub(super) struct Retry {
     /// For what may be over in a moment: cut connections, silence, an overloaded server.
     pub tries: u32,
     /// For a host that is unknown or refuses, and for contents that are not what they should be.
@@ -60,7 +60,11 @@ impl Client {
         Self::new(Retry::default(), mirror, ureq::Proxy::try_from_env())
     }
 
-    pub fn new(retry: Retry, coco_mirror: Option<String>, proxy: Option<ureq::Proxy>) -> Self {
+    pub(super) fn new(
+        retry: Retry,
+        coco_mirror: Option<String>,
+        proxy: Option<ureq::Proxy>,
+    ) -> Self {
         let config = ureq::Agent::config_builder()
             .proxy(proxy)
             .http_status_as_error(false)
@@ -77,7 +81,7 @@ impl Client {
     }
 
     /// The address that is really asked.
-    pub fn address(&self, url: &str) -> String {
+    pub(super) fn address(&self, url: &str) -> String {
         let path = url
             .strip_prefix(COCO_URL)
             .or_else(|| url.strip_prefix("https://images.cocodataset.org"))
@@ -89,12 +93,12 @@ impl Client {
     }
 
     /// Ends all requests, also those that wait for an answer; nothing can be asked any more.
-    pub fn shut_down(&self) {
+    pub(super) fn shut_down(&self) {
         self.agent.clone().shutdown();
     }
 
     /// Downloads `job`, however many tries it takes within bounds. Bytes that were received stay in the part, whatever happens.
-    pub fn fetch(&self, job: &Job, state: &State, stop: &AtomicBool) -> Result<(), Failure> {
+    pub(super) fn fetch(&self, job: &Job, state: &State, stop: &AtomicBool) -> Result<(), Failure> {
         let mut furthest = 0;
         let mut failed = 0;
         loop {
@@ -251,7 +255,7 @@ impl Part {
 
 /// One file to download.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(super) struct Job {
     pub url: String,
     pub part: Part,
     pub accept: Accept,
@@ -259,7 +263,7 @@ pub(crate) struct Job {
 
 /// What becomes of a complete part.
 #[derive(Debug)]
-pub(crate) enum Accept {
+pub(super) enum Accept {
     /// It stays a part.
     Keep,
     /// It must decode as an image of this size, then gets its name.
@@ -324,7 +328,7 @@ fn check_image(path: &Path, size: Option<(u64, u64)>) -> Result<(), String> {
 
 /// How far a job is, for whoever shows it.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(super) struct State {
     have: AtomicU64,
     /// 0: not known.
     length: AtomicU64,
@@ -347,7 +351,7 @@ impl State {
 
 /// Why a try failed, in words that follow the address.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(super) enum Failure {
     /// May be over in a moment.
     Passing {
         reason: String,
@@ -398,7 +402,10 @@ fn cut(error: &io::Error, have: u64, length: Option<u64>) -> Failure {
         Some(length) => format!("{have} of {length} bytes"),
         None => format!("{have} bytes"),
     };
-    let why = match error.get_ref().and_then(|e| e.downcast_ref()) {
+    let why = match error
+        .get_ref()
+        .and_then(|e| e.downcast_ref::<ureq::Error>())
+    {
         Some(ureq::Error::Timeout(_)) => no_answer(),
         _ if error.kind() == ErrorKind::UnexpectedEof => "the connection was closed".to_owned(),
         _ => error.to_string(),

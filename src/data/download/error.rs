@@ -41,13 +41,12 @@ pub enum DownloadError {
         from: String,
         reason: String,
     },
-    #[error("{yaml}: {from} has no `{entry}`, which `{split}` names; it holds {}. Correct the file, or unpack {} as it should be", .holds.join(", "), .archive.display())]
+    #[error("{wanted}, but {from} does not hold that; it holds {}. Correct the dataset file, or unpack {} as it should be", .holds.join(", "), .archive.display())]
     NotInArchive {
-        yaml: String,
+        /// Who names what.
+        wanted: String,
         from: String,
         archive: PathBuf,
-        split: &'static str,
-        entry: String,
         holds: Vec<String>,
     },
     #[error("interrupted")]

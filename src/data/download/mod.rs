@@ -174,7 +174,10 @@ impl<'a> Plan<'a> {
                     images,
                     annotations,
                 }) => {
-                    entries.push((split, images.clone()));
+                    // Images that come by their addresses are in no archive.
+                    if !self.image_urls {
+                        entries.push((split, images.clone()));
+                    }
                     entries.push((split, annotations.clone()));
                 }
             }
@@ -197,13 +200,13 @@ impl<'a> Plan<'a> {
                 accept: Accept::Keep,
             })
             .collect();
+        let names = list(open.iter().map(|parcel| file_name_of(&parcel.path)));
         let errand = Errand {
-            what: "downloading archives",
+            what: &format!("downloading {names}"),
             unit: Unit::Bytes,
             folder: root,
             advice: &format!(
-                "without a network, put the file {} into {} and start again",
-                list(open.iter().map(|parcel| file_name_of(&parcel.path))),
+                "without a network, put {names} into {} and start again",
                 root.display()
             ),
         };
@@ -231,12 +234,10 @@ impl<'a> Plan<'a> {
         archives: &[Archive],
         entries: &[(SplitName, String)],
     ) -> Result<(), DownloadError> {
-        let missing = |split, entry: &str, archive: &Archive| DownloadError::NotInArchive {
-            yaml: self.yaml.label.clone(),
+        let missing = |key: &str, entry: &str, archive: &Archive| DownloadError::NotInArchive {
+            wanted: format!("{}: `{key}` names `{entry}`", self.yaml.label),
             from: archive.from().to_owned(),
             archive: archive.path().to_path_buf(),
-            split,
-            entry: entry.to_owned(),
             holds: archive.tops(),
         };
         for (parcel, archive) in open.iter().zip(archives) {
@@ -363,11 +364,8 @@ impl Parcel<'_> {
         if self.unpacking.exists() {
             fs::remove_file(&self.unpacking).map_err(|source| io(&self.unpacking, source))?;
         }
-        if is_part {
-            let removed = self.part.remove();
-            removed.map_err(|source| io(&self.part.path, source))?;
-        }
-        Ok(())
+        let removed = self.part.remove();
+        removed.map_err(|source| io(&self.part.path, source))
     }
 
     fn remove_if_damaged<T>(&self, result: Result<T, DownloadError>) -> Result<T, DownloadError> {

@@ -256,7 +256,7 @@ fn copy_exactly(entry: Entry<'_>, file: &mut File, to: &Path) -> Result<(), Halt
     let mut buffer = vec![0; 1 << 16];
     let mut count = 0_u64;
     loop {
-        let read = read_some(entry.contents, &mut buffer, &entry.path)?;
+        let read = read_some(&mut *entry.contents, &mut buffer, &entry.path)?;
         if read == 0 {
             break;
         }
@@ -310,7 +310,7 @@ fn same(entry: Entry<'_>, to: &Path) -> Result<bool, Halt> {
                 let mut compared = 0;
                 while compared < count {
                     let wanted = &mut archived[..count - compared];
-                    let read = read_some(entry.contents, wanted, &entry.path)?;
+                    let read = read_some(&mut *entry.contents, wanted, &entry.path)?;
                     if read == 0 || archived[..read] != there[compared..compared + read] {
                         return Ok(false);
                     }
@@ -355,10 +355,9 @@ fn shown_name(path: &Path) -> String {
 }
 
 /// Tells the format from the contents; addresses say little about it.
-fn sniff(mut file: File) -> Result<Kind, String> {
+fn sniff(file: File) -> Result<Kind, String> {
     let mut start = Vec::new();
-    file.by_ref()
-        .take(262)
+    file.take(262)
         .read_to_end(&mut start)
         .map_err(|e| e.to_string())?;
     if start.starts_with(b"PK\x03\x04") || start.starts_with(b"PK\x05\x06") {

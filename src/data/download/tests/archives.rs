@@ -46,7 +46,7 @@ pub(super) fn tar_of(contents: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
-    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    let mut gz = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     gz.write_all(bytes).unwrap();
     gz.finish().unwrap()
 }
@@ -97,7 +97,7 @@ fn an_archive_is_gone_on_with_after_a_cut_and_after_an_interrupted_unpacking() {
         error.contains("the connection was closed after 1000 of"),
         "{error}"
     );
-    assert!(error.contains("put the file d.zip into"), "{error}");
+    assert!(error.contains("put d.zip into"), "{error}");
 
     let result = fetch(&yaml, &SplitName::ALL, &once, &mut |step| match step {
         Step::Progress {
@@ -243,7 +243,8 @@ fn an_archive_without_what_the_splits_name_is_said_and_not_downloaded_again() {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("has no `valid/images`, which `val` names; it holds images, labels."),
+            error.contains("`val` names `valid/images`")
+                && error.contains("it holds images, labels."),
             "{error}"
         );
         assert_eq!(names(&yaml.root), ["d.zip.part", "d.zip.part.json"]);
