@@ -78,16 +78,23 @@ pub enum Source {
 }
 
 impl Download {
-    /// What these splits need, each source once.
-    pub fn sources(&self, splits: &[SplitName]) -> Vec<&Source> {
+    /// What these splits need, each source once, with those of the splits that need it.
+    pub fn sources(&self, splits: &[SplitName]) -> Vec<(&Source, Vec<SplitName>)> {
         let Self::Sources(all) = self else {
             return Vec::new();
         };
-        let mut sources: Vec<&Source> = Vec::new();
+        let mut sources: Vec<(&Source, Vec<SplitName>)> = Vec::new();
         for wanted in all {
-            let needed = wanted.split.is_none_or(|split| splits.contains(&split));
-            if needed && !sources.contains(&&wanted.source) {
-                sources.push(&wanted.source);
+            for &split in splits {
+                if wanted.split.is_some_and(|only| only != split) {
+                    continue;
+                }
+                let known = sources.iter_mut().find(|(s, _)| **s == wanted.source);
+                match known {
+                    Some((_, needed_by)) if needed_by.contains(&split) => {}
+                    Some((_, needed_by)) => needed_by.push(split),
+                    None => sources.push((&wanted.source, vec![split])),
+                }
             }
         }
         sources

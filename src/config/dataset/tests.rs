@@ -206,7 +206,8 @@ fn download_is_an_address_a_list_or_what_each_split_needs() {
         let yaml = parse(&format!("train: a\n{text}"));
         assert!(yaml.warnings.is_empty(), "{:?}", yaml.warnings);
         let download = yaml.download.expect("given");
-        download.sources(splits).into_iter().cloned().collect()
+        let sources = download.sources(splits);
+        sources.into_iter().map(|(s, _)| s.clone()).collect()
     };
     let a = "https://a.org/a.zip";
     let b = "http://b.org/x/b.tar.gz?key=1";
@@ -229,13 +230,22 @@ fn download_is_an_address_a_list_or_what_each_split_needs() {
     assert_eq!(sources(&by_split, &[SplitName::Val]), [archive(a, &[])]);
     assert_eq!(sources(&by_split, &SplitName::ALL).len(), 2);
     assert_eq!(sources(&by_split, &[SplitName::Test]), []);
+    let yaml = parse(&format!("train: a\n{by_split}"));
+    let download = yaml.download.unwrap();
+    let needed_by: Vec<Vec<SplitName>> = download
+        .sources(&SplitName::ALL)
+        .into_iter()
+        .map(|(_, splits)| splits)
+        .collect();
+    let both = vec![SplitName::Train, SplitName::Val];
+    assert_eq!(needed_by, [both, vec![SplitName::Train]]);
 
     let bad = |text: &str| message(&format!("train: a\ndownload: {text}\n"));
     assert!(bad("embedded:coco9").contains("the program holds annotations of coco8 and coco128"));
     assert!(bad("{url: ftp://a.org/x}").contains("begins with http:// or https://"));
     assert!(bad("{trian: https://a.org/x}").contains("`trian`"));
     assert!(bad("{gives: x}").contains("url and gives"));
-    assert!(bad("{url: https://a.org/x, train: y}").contains("url and gives"));
+    assert!(bad("{url: https://a.org/x, train: z}").contains("url and gives"));
     assert!(bad("[[a]]").contains("an entry of download is an address"));
 }
 
@@ -250,7 +260,7 @@ fn the_built_in_coco_sets_are_read_without_a_word_and_bring_their_annotations() 
         let sources = download.sources(&[SplitName::Train, SplitName::Val]);
         let embedded: Vec<&EmbeddedFile> = sources
             .iter()
-            .filter_map(|source| match source {
+            .filter_map(|(source, _)| match source {
                 Source::Embedded(files) => Some(files.iter()),
                 _ => None,
             })

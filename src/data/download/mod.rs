@@ -68,6 +68,8 @@ struct Plan<'a> {
 struct Parcel<'a> {
     url: &'a str,
     gives: &'a [String],
+    /// The splits that need it.
+    splits: Vec<SplitName>,
     /// `ROOT/NAME`; a file there is the user's, and is used and left.
     path: PathBuf,
     part: Part,
@@ -85,7 +87,7 @@ impl<'a> Plan<'a> {
             archives: Vec::new(),
             image_urls: false,
         };
-        for source in sources {
+        for (source, splits) in sources {
             match source {
                 Source::Embedded(files) => plan.embedded.extend(files.iter()),
                 Source::Archive { url, gives } => {
@@ -94,6 +96,7 @@ impl<'a> Plan<'a> {
                     plan.archives.push(Parcel {
                         url,
                         gives,
+                        splits,
                         part: Part::of(&path),
                         unpacking: with_suffix(&path, ".unpacking"),
                         path,
@@ -155,6 +158,7 @@ impl<'a> Plan<'a> {
             return self
                 .entries()
                 .iter()
+                .filter(|(split, _)| parcel.splits.contains(split))
                 .any(|(_, entry)| self.yaml.resolve(entry).is_err());
         }
         let there = |path: &String| self.yaml.root.join(path).exists();
