@@ -61,15 +61,15 @@ struct Plan<'a> {
     splits: &'a [SplitName],
     embedded: Vec<&'static EmbeddedFile>,
     archives: Vec<Parcel<'a>>,
-    image_urls: bool,
+    /// The splits whose images come by their addresses.
+    by_address: Vec<SplitName>,
 }
 
 /// An archive, wherever it is on its way.
 struct Parcel<'a> {
     url: &'a str,
-    gives: &'a [String],
-    /// The splits that need it.
-    splits: Vec<SplitName>,
+    /// What it gives, where the file says so, with the splits that need it for that.
+    wanted: Vec<(&'a [String], Vec<SplitName>)>,
     /// `ROOT/NAME`; a file there is the user's, and is used and left.
     path: PathBuf,
     part: Part,
@@ -79,46 +79,56 @@ struct Parcel<'a> {
 
 impl<'a> Plan<'a> {
     fn of(yaml: &'a DatasetYaml, splits: &'a [SplitName]) -> Option<Self> {
-        let sources = yaml.download.as_ref()?.sources(splits);
+        let sources = yaml.download.as_ref()?.sources(&SplitName::ALL);
         let mut plan = Self {
             yaml,
             splits,
             embedded: Vec::new(),
             archives: Vec::new(),
-            image_urls: false,
+            by_address: Vec::new(),
         };
-        for (source, splits) in sources {
+        for (source, mut needed_by) in sources {
+            needed_by.retain(|split| splits.contains(split));
             match source {
-                Source::Embedded(files) => plan.embedded.extend(files.iter()),
+                // An archive that is not needed now keeps its name from the others.
                 Source::Archive { url, gives } => {
-                    let name = plan.free_name(url);
-                    let path = yaml.root.join(&name);
-                    plan.archives.push(Parcel {
-                        url,
-                        gives,
-                        splits,
-                        part: Part::of(&path),
-                        unpacking: with_suffix(&path, ".unpacking"),
-                        path,
-                    });
+                    let parcel = plan.parcel(url);
+                    if !needed_by.is_empty() {
+                        parcel.wanted.push((gives, needed_by));
+                    }
                 }
-                Source::ImageUrls => plan.image_urls = true,
+                _ if needed_by.is_empty() => {}
+                Source::Embedded(files) => plan.embedded.extend(files.iter()),
+                Source::ImageUrls => plan.by_address.extend(needed_by),
             }
         }
+        plan.archives.retain(|parcel| !parcel.wanted.is_empty());
         Some(plan)
     }
 
-    /// A name for the archive of an address that no other one has.
-    fn free_name(&self, url: &str) -> String {
-        let name = file_name(url);
-        let is_taken = |name: &str| self.archives.iter().any(|a| a.path.ends_with(name));
-        let mut free = name.clone();
-        let mut count = 2;
-        while is_taken(&free) {
-            free = format!("{count}-{name}");
-            count += 1;
-        }
-        free
+    /// The archive of an address, under a name that no other one has.
+    fn parcel(&mut self, url: &'a str) -> &mut Parcel<'a> {
+        let known = self.archives.iter().position(|parcel| parcel.url == url);
+        let index = known.unwrap_or_else(|| {
+            let name = file_name(url);
+            let is_taken = |name: &str| self.archives.iter().any(|a| a.path.ends_with(name));
+            let mut free = name.clone();
+            let mut count = 2;
+            while is_taken(&free) {
+                free = format!("{count}-{name}");
+                count += 1;
+            }
+            let path = self.yaml.root.join(free);
+            self.archives.push(Parcel {
+                url,
+                wanted: Vec::new(),
+                part: Part::of(&path),
+                unpacking: with_suffix(&path, ".unpacking"),
+                path,
+            });
+            self.archives.len() - 1
+        });
+        &mut self.archives[index]
     }
 
     fn is_anything_missing(&self) -> Result<bool, DownloadError> {
@@ -154,15 +164,15 @@ impl<'a> Plan<'a> {
         if parcel.part.exists() || parcel.unpacking.exists() {
             return true;
         }
-        if parcel.gives.is_empty() {
-            return self
-                .entries()
-                .iter()
-                .filter(|(split, _)| parcel.splits.contains(split))
-                .any(|(_, entry)| self.yaml.resolve(entry).is_err());
-        }
-        let there = |path: &String| self.yaml.root.join(path).exists();
-        !parcel.gives.iter().any(there)
+        let entries = self.entries();
+        parcel.wanted.iter().any(|(gives, splits)| {
+            if gives.is_empty() {
+                let mut needed = entries.iter().filter(|(split, _)| splits.contains(split));
+                needed.any(|(_, entry)| self.yaml.resolve(entry).is_err())
+            } else {
+                !gives.iter().any(|path| self.yaml.root.join(path).exists())
+            }
+        })
     }
 
     /// The paths of the splits as the dataset file has them.
@@ -179,7 +189,7 @@ impl<'a> Plan<'a> {
                     annotations,
                 }) => {
                     // Images that come by their addresses are in no archive.
-                    if !self.image_urls {
+                    if !self.by_address.contains(&split) {
                         entries.push((split, images.clone()));
                     }
                     entries.push((split, annotations.clone()));
@@ -218,7 +228,8 @@ impl<'a> Plan<'a> {
 
         let entries = self.entries();
         let mut paths: Vec<String> = entries.iter().map(|(_, entry)| entry.clone()).collect();
-        paths.extend(open.iter().flat_map(|p| p.gives.iter().cloned()));
+        let given = open.iter().flat_map(|parcel| &parcel.wanted);
+        paths.extend(given.flat_map(|(gives, _)| gives.iter().cloned()));
         let mut archives = Vec::with_capacity(open.len());
         for parcel in &open {
             archives.push(parcel.look_through(client, &paths, tell)?);
@@ -245,10 +256,12 @@ impl<'a> Plan<'a> {
             holds: archive.tops(),
         };
         for (parcel, archive) in open.iter().zip(archives) {
-            if let Some(first) = parcel.gives.first()
-                && !parcel.gives.iter().any(|path| archive.holds(path))
-            {
-                return Err(missing("gives", first, archive));
+            for (gives, _) in &parcel.wanted {
+                if let Some(first) = gives.first()
+                    && !gives.iter().any(|path| archive.holds(path))
+                {
+                    return Err(missing("gives", first, archive));
+                }
             }
         }
         for (split, entry) in entries {
@@ -277,10 +290,7 @@ impl<'a> Plan<'a> {
     /// Annotations and images of each split; splits may share them.
     fn image_folders(&self) -> Result<Vec<(PathBuf, PathBuf)>, DownloadError> {
         let mut folders: Vec<(PathBuf, PathBuf)> = Vec::new();
-        if !self.image_urls {
-            return Ok(folders);
-        }
-        for &split in self.splits {
+        for &split in &self.by_address {
             let pair = match self.yaml.split(split) {
                 None => continue,
                 Some(SplitSource::Paths(_)) => {

@@ -185,6 +185,23 @@ fn only_what_the_splits_need_and_have_not_is_downloaded() {
 }
 
 #[test]
+fn an_archive_that_two_splits_need_is_downloaded_once() {
+    let work = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    server.serve("/all.zip", Served::new(zip_of(&contents(""))));
+    let url = server.url("/all.zip");
+    let yaml = dataset(
+        work.path(),
+        &format!(
+            "{TEXT}download:\n  train: {{url: '{url}', gives: images/train}}\n  val: {{url: '{url}', gives: images/val}}\n"
+        ),
+    );
+    fetch_all_of(&yaml, &client(&server)).unwrap();
+    assert_eq!(files(&yaml.root), expected());
+    assert_eq!(server.requests().len(), 1);
+}
+
+#[test]
 fn files_that_are_there_are_kept_and_said() {
     let work = tempfile::tempdir().unwrap();
     let server = Server::start();
@@ -272,15 +289,15 @@ fn names_of_archives_come_from_their_addresses() {
         assert_eq!(file_name(url), name, "{url}");
     }
     let work = tempfile::tempdir().unwrap();
-    let yaml = dataset(
-        work.path(),
-        &format!("{TEXT}download: [http://a.org/1/d.zip, http://a.org/2/d.zip]\n"),
-    );
-    let plan = Plan::of(&yaml, &SplitName::ALL).unwrap();
-    let names: Vec<String> = plan
-        .archives
-        .iter()
-        .map(|a| file_name_of(&a.path))
-        .collect();
-    assert_eq!(names, ["d.zip", "2-d.zip"]);
+    let text = "download:\n  train: http://a.org/1/d.zip\n  val: http://a.org/2/d.zip\n";
+    let yaml = dataset(work.path(), &format!("{TEXT}{text}"));
+    let names = |splits: &[SplitName]| -> Vec<String> {
+        let plan = Plan::of(&yaml, splits).unwrap();
+        plan.archives
+            .iter()
+            .map(|a| file_name_of(&a.path))
+            .collect()
+    };
+    assert_eq!(names(&SplitName::ALL), ["d.zip", "2-d.zip"]);
+    assert_eq!(names(&[SplitName::Val]), ["2-d.zip"], "always the same");
 }
