@@ -342,3 +342,24 @@ fn images_by_address_need_a_folder_to_go_into() {
         .to_string();
     assert!(error.contains("give `train: {images: FOLDER"), "{error}");
 }
+
+#[test]
+fn https_speaks_tls_and_takes_no_other_answer() {
+    let work = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let yaml = set(work.path(), &server, 1);
+    let secure = server.url("").replace("http://", "https://");
+    let once = Client::new(retry(1), Some(secure.clone()), None);
+    let error = fetch_all_of(&yaml, &once).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("cannot download {secure}/train2017/0.png")),
+        "{error}"
+    );
+    assert!(
+        server
+            .requests()
+            .iter()
+            .all(|request| request.path != "/train2017/0.png")
+    );
+    assert!(!yaml.root.join("images/0.png").exists());
+}
