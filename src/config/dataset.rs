@@ -3,6 +3,7 @@
 //! Keys: `path, train, val (or validation), test, names, nc, download, generate`. Reading a file never
 //! touches the images and never executes anything; [`crate::data::load_split`] looks at the data.
 
+mod download;
 mod folder;
 mod raw;
 #[cfg(test)]
@@ -13,10 +14,16 @@ use std::path::{Path, PathBuf};
 
 use super::nearest;
 pub use super::settings::SplitName;
+pub use download::{Download, EmbeddedFile, Source, Wanted};
 use raw::{RawDataset, RawNames, RawSplit};
 
 /// Dataset files inside the binary, found by name when no such file lies on disk.
-const EMBEDDED: [(&str, &str); 1] = [("shapes.yaml", include_str!("../../datasets/shapes.yaml"))];
+const EMBEDDED: [(&str, &str); 4] = [
+    ("shapes.yaml", include_str!("../../datasets/shapes.yaml")),
+    ("coco8.yaml", include_str!("../../datasets/coco8.yaml")),
+    ("coco128.yaml", include_str!("../../datasets/coco128.yaml")),
+    ("coco.yaml", include_str!("../../datasets/coco.yaml")),
+];
 
 /// The folder that relative `path`s fall back to, under the working directory.
 pub const DATASETS_DIR: &str = "datasets";
@@ -66,16 +73,6 @@ pub enum SplitSource {
     Paths(Vec<String>),
     /// `{images: DIR, annotations: FILE}`.
     Pair { images: String, annotations: String },
-}
-
-/// What the `download` key holds. Code is kept only to be refused.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Download {
-    Url(String),
-    /// Shell or Python code: never executed.
-    Code {
-        first_line: String,
-    },
 }
 
 /// A built-in generator of images, named by the `generate` key.
@@ -268,7 +265,10 @@ impl DatasetYaml {
             Some("shapes") => Some(Generator::Shapes),
             Some(other) => return Err(bad("generate", other, "the only generator is `shapes`")),
         };
-        let download = raw.download.as_deref().and_then(read_download);
+        let download = match raw.download {
+            Some(raw) => raw.read(label)?,
+            None => None,
+        };
         if let Some(Download::Code { first_line }) = &download {
             warnings.push(format!(
                 "{label}: `download` holds code (`{first_line}`), which is never executed"
@@ -349,12 +349,7 @@ impl DatasetYaml {
                     "`generate: shapes` draws them into {root} when the folder is missing; remove or rename that folder"
                 )
             }
-            (None, Some(Download::Url(url))) => {
-                format!("get {url} and unpack it into {root}")
-            }
-            (None, Some(Download::Code { first_line })) => format!(
-                "`download` holds code (`{first_line}`), which is never executed: get the files yourself and put them into {root}"
-            ),
+            (None, Some(download)) => download.hint(&self.root),
             (None, None) => format!(
                 "put the files into {root}, or correct `path` in {}",
                 self.label
@@ -426,23 +421,6 @@ fn ordered_names(raw: RawNames, label: &str) -> Result<Vec<String>, DatasetError
         }
     }
     Ok(names)
-}
-
-fn read_download(text: &str) -> Option<Download> {
-    let text = text.trim();
-    if text.is_empty() {
-        return None;
-    }
-    let is_url = text.starts_with("https://") || text.starts_with("http://");
-    if is_url && !text.contains(char::is_whitespace) {
-        return Some(Download::Url(text.to_owned()));
-    }
-    let first = text.lines().next().unwrap_or_default();
-    let mut first_line: String = first.chars().take(40).collect();
-    if first_line.len() < text.len() {
-        first_line.push('…');
-    }
-    Some(Download::Code { first_line })
 }
 
 /// `path` relative to the file's folder, then to ./datasets; without `path` the file's folder itself.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use super::DownloadError;
 use super::report::SplitReport;
 use crate::config::dataset::{DatasetError, did_you_mean};
 
@@ -11,6 +12,8 @@ use crate::config::dataset::{DatasetError, did_you_mean};
 pub enum DataError {
     #[error(transparent)]
     Dataset(#[from] DatasetError),
+    #[error(transparent)]
+    Download(#[from] DownloadError),
     #[error("{}: {source}", .path.display())]
     Io {
         path: PathBuf,

@@ -8,6 +8,7 @@ pub mod cache;
 mod check;
 mod coco;
 pub mod decode;
+mod download;
 mod error;
 pub mod fingerprint;
 mod folder;
@@ -41,10 +42,11 @@ mod yolo_index;
 use std::path::PathBuf;
 
 pub use decode::{DecodeError, Rgb, read_header, read_rgb};
+pub use download::DownloadError;
 pub use error::DataError;
 pub use folder::{open, open_in};
 pub use index::{IndexOptions, load_split};
-pub use prepare::prepare;
+pub use prepare::{Step, Unit, prepare};
 pub use report::{DataReport, Finding, SplitReport};
 
 /// A box for training. Corners in pixels of the upright (EXIF-corrected) original image, clipped to it.

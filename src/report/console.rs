@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use console::style;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::progress::{Progress, losses, resident_memory};
+use super::progress::{Progress, Unit, losses, resident_memory};
 use super::tables::{ClassRow, class_table, coco_table};
 
 /// In plain output, the least time between two lines of one pass.
@@ -84,8 +84,13 @@ impl Console {
 
     /// A bar for any other pass over `images` images.
     pub fn bar(&self, label: &str, images: usize) -> Bar {
+        self.bar_of(Unit::Images, label, images)
+    }
+
+    /// A bar for a pass over `total` of something; 0 where that is not known yet.
+    pub fn bar_of(&self, unit: Unit, label: &str, total: usize) -> Bar {
         let shown = self.shared.bars.as_ref().map(|bars| {
-            let bar = bars.add(ProgressBar::new(images as u64));
+            let bar = bars.add(ProgressBar::new(total as u64));
             bar.set_style(
                 ProgressStyle::with_template("{prefix} {bar:12.cyan/dim} {wide_msg}")
                     .expect("the template is a constant that parses"),
@@ -98,8 +103,10 @@ impl Console {
             console: self.clone(),
             label: label.to_owned(),
             shown,
-            total: images,
+            unit,
+            total,
             done: 0,
+            before: 0,
             losses: String::new(),
             extra: String::new(),
             started: now,
@@ -165,8 +172,10 @@ pub struct Bar {
     console: Console,
     label: String,
     shown: Option<ProgressBar>,
+    unit: Unit,
     total: usize,
     done: usize,
+    before: usize,
     losses: String,
     extra: String,
     started: Instant,
@@ -174,6 +183,19 @@ pub struct Bar {
 }
 
 impl Bar {
+    /// What an earlier pass had done, which says nothing about the speed of this one.
+    pub fn set_before(&mut self, done: usize) {
+        self.before = done;
+    }
+
+    /// The total, where it was not known before.
+    pub fn set_total(&mut self, total: usize) {
+        self.total = total;
+        if let Some(bar) = &self.shown {
+            bar.set_length(total as u64);
+        }
+    }
+
     /// `images_done` of the pass are done; `named_losses` are shown by name, `extra` as it is.
     pub fn tick(&mut self, images_done: usize, named_losses: &[(&str, f64)], extra: &str) {
         self.tick_at(Instant::now(), images_done, named_losses, extra);
@@ -188,11 +210,12 @@ impl Bar {
         };
         let due = now.duration_since(self.reported) >= interval;
         // The last tick is kept for the line that finishes the pass.
-        if due || done >= self.total {
+        let is_last = self.total > 0 && done >= self.total;
+        if due || is_last {
             self.losses = losses(named_losses);
             extra.clone_into(&mut self.extra);
         }
-        if !due || (self.shown.is_none() && done >= self.total) {
+        if !due || (self.shown.is_none() && is_last) {
             return;
         }
         self.reported = now;
@@ -231,7 +254,9 @@ impl Bar {
 
     fn progress(&self, now: Instant) -> Progress<'_> {
         Progress {
+            unit: self.unit,
             done: self.done,
+            before: self.before,
             total: self.total,
             elapsed: now.duration_since(self.started),
             losses: &self.losses,

@@ -15,4 +15,4 @@ pub mod tables;
 
 pub use console::{Bar, Console};
 pub use number::six_digits;
-pub use progress::{peak_memory, resident_memory};
+pub use progress::{Unit, peak_memory, resident_memory};

@@ -4,10 +4,23 @@ use std::time::Duration;
 
 use super::six_digits;
 
-/// How far a pass over images is.
+/// What a pass goes over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Unit {
+    #[default]
+    Images,
+    Files,
+    Bytes,
+}
+
+/// How far a pass is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress<'a> {
+    pub unit: Unit,
     pub done: usize,
+    /// Of those, what an earlier pass had done.
+    pub before: usize,
+    /// 0: not known.
     pub total: usize,
     pub elapsed: Duration,
     pub losses: &'a str,
@@ -20,10 +33,10 @@ impl Progress<'_> {
     /// What stands beside the bar or, in plain output, behind the label. The most wanted comes first, because a narrow
     /// terminal cuts the end.
     pub fn line(&self) -> String {
-        let mut parts = vec![format!("{}/{} images", self.done, self.total)];
+        let mut parts = vec![self.unit.part(self.done, self.total)];
         parts.extend(self.losses());
         let rate = self.rate();
-        if rate > 0.0 {
+        if rate > 0.0 && self.total > 0 {
             let left = self.total.saturating_sub(self.done) as f64 / rate;
             let left = clock(Duration::from_secs_f64(left.min(1e9)));
             parts.push(format!("{left} left"));
@@ -34,7 +47,11 @@ impl Progress<'_> {
 
     /// What stays when the pass is over.
     pub fn summary(&self) -> String {
-        let mut parts = vec![format!("{} images in {}", self.done, clock(self.elapsed))];
+        let mut parts = vec![format!(
+            "{} in {}",
+            self.unit.count(self.done),
+            clock(self.elapsed)
+        )];
         parts.extend(self.losses());
         parts.extend(self.rest());
         parts.join("  ")
@@ -48,12 +65,7 @@ impl Progress<'_> {
         let mut parts = Vec::new();
         let rate = self.rate();
         if rate > 0.0 {
-            let decimals = match rate {
-                ..10.0 => 2,
-                ..100.0 => 1,
-                _ => 0,
-            };
-            parts.push(format!("{rate:.decimals$} images/s"));
+            parts.push(self.unit.rate(rate));
         }
         parts.extend(self.memory.map(memory));
         if !self.extra.is_empty() {
@@ -62,14 +74,67 @@ impl Progress<'_> {
         parts
     }
 
-    /// Images a second since the start; 0 as long as it is unknown.
+    /// Images, files or bytes a second since the start; 0 as long as it is unknown.
     fn rate(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 {
-            self.done as f64 / seconds
+            self.done.saturating_sub(self.before) as f64 / seconds
         } else {
             0.0
         }
+    }
+}
+
+impl Unit {
+    /// `3/8 images`, `1.5/18.9 GB`; without the total where that is not known.
+    fn part(self, done: usize, total: usize) -> String {
+        match (self, total) {
+            (_, 0) => self.count(done),
+            (Self::Images, _) => format!("{done}/{total} images"),
+            (Self::Files, _) => format!("{done}/{total} files"),
+            (Self::Bytes, _) => {
+                let (size, name) = byte_unit(total);
+                format!(
+                    "{:.1}/{:.1} {name}",
+                    done as f64 / size,
+                    total as f64 / size
+                )
+            }
+        }
+    }
+
+    fn count(self, done: usize) -> String {
+        match self {
+            Self::Images => format!("{done} images"),
+            Self::Files => format!("{done} files"),
+            Self::Bytes => {
+                let (size, name) = byte_unit(done);
+                format!("{:.1} {name}", done as f64 / size)
+            }
+        }
+    }
+
+    fn rate(self, rate: f64) -> String {
+        let name = match self {
+            Self::Images => "images",
+            Self::Files => "files",
+            Self::Bytes => return format!("{:.1} MB/s", rate / 1e6),
+        };
+        let decimals = match rate {
+            ..10.0 => 2,
+            ..100.0 => 1,
+            _ => 0,
+        };
+        format!("{rate:.decimals$} {name}/s")
+    }
+}
+
+/// Powers of ten, as addresses and disks are labelled.
+fn byte_unit(bytes: usize) -> (f64, &'static str) {
+    match bytes {
+        ..1_000_000 => (1e3, "kB"),
+        ..1_000_000_000 => (1e6, "MB"),
+        _ => (1e9, "GB"),
     }
 }
 
@@ -134,7 +199,9 @@ mod tests {
 
     fn progress(done: usize, seconds: u64) -> Progress<'static> {
         Progress {
+            unit: Unit::Images,
             done,
+            before: 0,
             total: 205,
             elapsed: Duration::from_secs(seconds),
             losses: "box 1.5000  cls 0.2500",
@@ -165,6 +232,35 @@ mod tests {
         };
         assert_eq!(start.line(), "0/205 images");
         assert_eq!(start.summary(), "0 images in 0:00");
+    }
+
+    #[test]
+    fn bytes_and_files_have_units_of_their_own() {
+        let bytes = Progress {
+            unit: Unit::Bytes,
+            done: 1_500_000_000,
+            total: 18_900_000_000,
+            losses: "",
+            extra: "",
+            memory: None,
+            ..progress(0, 60)
+        };
+        assert_eq!(bytes.line(), "1.5/18.9 GB  11:36 left  25.0 MB/s");
+        let unknown = Progress { total: 0, ..bytes };
+        assert_eq!(unknown.line(), "1.5 GB  25.0 MB/s");
+        assert_eq!(bytes.summary(), "1.5 GB in 1:00  25.0 MB/s");
+        let resumed = Progress {
+            before: 1_200_000_000,
+            ..bytes
+        };
+        assert_eq!(resumed.line(), "1.5/18.9 GB  58:00 left  5.0 MB/s");
+        let files = Progress {
+            unit: Unit::Files,
+            done: 30,
+            total: 60,
+            ..bytes
+        };
+        assert_eq!(files.line(), "30/60 files  1:00 left  0.50 files/s");
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::report::{Console, peak_memory, tables::table};
 use burn::tensor::Device;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// Median and least of a phase, in milliseconds.
@@ -76,7 +77,13 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
     let pool = compute_pool(settings)?;
     pool.install(|| {
         let spec = ModelSpec::resolve(&settings.model)?;
-        let mut data = Data::open(settings, "bench", console)?;
+        let mut data = Data::open(
+            settings,
+            "bench",
+            &[SplitName::Train],
+            &AtomicBool::new(false),
+            console,
+        )?;
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let network = Network::new(spec, train.names.len());
         let flops: u64 = network.table(settings.imgsz).iter().map(|r| r.flops).sum();

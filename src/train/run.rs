@@ -9,7 +9,8 @@ use super::plan::{self, Plan};
 use super::plots;
 use super::resume::{self, Resumed, RunLock};
 use super::session::{
-    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, write,
+    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, train_splits,
+    write,
 };
 use super::start::{Start, start, start_again};
 use crate::config::Settings;
@@ -101,7 +102,13 @@ impl<'a> Run<'a> {
             Some(h) => h.metadata.spec.clone(),
             None => ModelSpec::resolve(&settings.model)?,
         };
-        let mut data = Data::open(&settings, "train", console)?;
+        let mut data = Data::open(
+            &settings,
+            "train",
+            train_splits(&settings),
+            interrupted,
+            console,
+        )?;
         data.folder = resumed.as_ref().map(|r| r.folder.clone());
         let train = Arc::new(data.split(SplitName::Train, None, console)?);
         let val = match settings.val {
@@ -648,7 +655,7 @@ pub fn val(
         let settings = &settings;
         let network = Network::new(metadata.spec.clone(), metadata.names.len());
         let state = file.load(&network.layout, &metadata.model, network.classes)?;
-        let mut data = Data::open(settings, "val", console)?;
+        let mut data = Data::open(settings, "val", &[settings.split], interrupted, console)?;
         let split = Arc::new(data.split(settings.split, Some(&metadata.names), console)?);
         let unknown = data.unknown_classes();
         if split.names != metadata.names || !unknown.is_empty() {

@@ -5,14 +5,19 @@ use crate::config::Settings;
 use crate::config::dataset::{DatasetYaml, SplitName};
 use crate::data::augment::AugmentConfig;
 use crate::data::loader::LoaderConfig;
-use crate::data::{DataReport, IndexOptions, Split, load_split, open, prepare};
+use crate::data::{
+    self, DataError, DataReport, DownloadError, IndexOptions, Split, Step, load_split, open,
+    prepare,
+};
 use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
 use crate::ops::{self, cpu::isa::Isa};
-use crate::report::Console;
 use crate::report::files::write_atomic;
 use crate::report::run_dir::create_run_dir;
+use crate::report::{Bar, Console, Unit};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Processor cores that this process may use.
 #[must_use]
@@ -94,6 +99,58 @@ pub fn loader_config(s: &Settings, mosaic_off_from: usize) -> LoaderConfig {
     }
 }
 
+/// The splits that training reads.
+#[must_use]
+pub fn train_splits(s: &Settings) -> &'static [SplitName] {
+    match s.val {
+        true => &[SplitName::Train, SplitName::Val],
+        false => &[SplitName::Train],
+    }
+}
+
+/// Bars of what is waited for before a data set can be read, one after the other.
+#[derive(Default)]
+struct Waiting {
+    bar: Option<(String, Bar)>,
+}
+
+impl Waiting {
+    fn show(&mut self, step: Step<'_>, console: &Console) {
+        let (what, done, total, unit) = match step {
+            Step::Note(line) => return console.note(line),
+            Step::Warning(line) => return console.warn(line),
+            Step::Waiting => return,
+            Step::Progress {
+                what,
+                done,
+                total,
+                unit,
+            } => (what, done as usize, total.unwrap_or(0) as usize, unit),
+        };
+        if self.bar.as_ref().is_some_and(|(shown, _)| shown != what) {
+            self.finish();
+        }
+        let (_, bar) = self.bar.get_or_insert_with(|| {
+            let unit = match unit {
+                data::Unit::Images => Unit::Images,
+                data::Unit::Files => Unit::Files,
+                data::Unit::Bytes => Unit::Bytes,
+            };
+            let mut bar = console.bar_of(unit, what, total);
+            bar.set_before(done);
+            (what.to_owned(), bar)
+        });
+        bar.set_total(total);
+        bar.tick(done, &[], "");
+    }
+
+    fn finish(&mut self) {
+        if let Some((_, bar)) = self.bar.take() {
+            bar.finish();
+        }
+    }
+}
+
 /// A data set that is being read, with what was found in it.
 pub struct Data {
     yaml: DatasetYaml,
@@ -106,11 +163,17 @@ pub struct Data {
 }
 
 impl Data {
-    /// Finds the dataset file of `--data`; draws the generated set if it is that and missing.
+    /// Finds the dataset file of `--data`; draws or downloads what these splits of it need and is missing.
     ///
     /// # Errors
-    /// [`TrainError::Dataset`], [`TrainError::Data`].
-    pub fn open(s: &Settings, default_name: &str, console: &Console) -> Result<Self, TrainError> {
+    /// [`TrainError::Dataset`], [`TrainError::Data`], [`TrainError::Interrupted`].
+    pub fn open(
+        s: &Settings,
+        default_name: &str,
+        splits: &[SplitName],
+        interrupted: &AtomicBool,
+        console: &Console,
+    ) -> Result<Self, TrainError> {
         let yaml = open(&s.data)?;
         for note in &yaml.notes {
             console.note(note);
@@ -118,16 +181,19 @@ impl Data {
         for w in &yaml.warnings {
             console.warn(w);
         }
-        let mut bar = None;
-        prepare(&yaml, &mut |done, total| {
-            let bar = bar.get_or_insert_with(|| {
-                console.bar(&format!("drawing {}", yaml.root.display()), total)
-            });
-            bar.tick(done, &[], "");
+        let mut waiting = Waiting::default();
+        prepare(&yaml, splits, &mut |step| {
+            waiting.show(step, console);
+            match interrupted.load(Ordering::Relaxed) {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
+        })
+        .map_err(|e| match e {
+            DataError::Download(DownloadError::Interrupted) => TrainError::Interrupted,
+            e => TrainError::Data(e),
         })?;
-        if let Some(bar) = bar {
-            bar.finish();
-        }
+        waiting.finish();
         let options = IndexOptions {
             skip_bad: s.skip_bad,
             single_cls: s.single_cls,

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::download::RawDownload;
+
 #[derive(Debug, Default)]
 pub(super) struct RawDataset {
     pub path: Option<String>,
@@ -14,7 +16,7 @@ pub(super) struct RawDataset {
     pub test: Option<RawSplit>,
     pub names: Option<RawNames>,
     pub nc: Option<usize>,
-    pub download: Option<String>,
+    pub download: Option<RawDownload>,
     pub generate: Option<String>,
     pub unknown: Vec<String>,
 }

@@ -105,6 +105,8 @@ fn code_to_download_is_refused_and_an_address_is_named() {
         assert!(yaml.missing_hint().contains("never executed"));
     }
     assert_eq!(parse("train: a\ndownload:\n").download, None);
+    let mixed = parse("train: a\ndownload: [https://a.org/d.zip, gdown 123]\n");
+    assert!(matches!(mixed.download, Some(Download::Code { .. })));
     assert!(message("train: a\ngenerate: circles\n").contains("the only generator is `shapes`"));
 }
 
@@ -183,10 +185,93 @@ fn data_is_a_file_then_a_built_in_name() {
     assert_eq!(
         error("shaps.yaml"),
         "no data set `shaps.yaml`: there is no such file, and no built-in one of that name; \
-         did you mean `shapes.yaml`?; built in: shapes.yaml"
+         did you mean `shapes.yaml`?; built in: shapes.yaml, coco8.yaml, coco128.yaml, coco.yaml"
     );
     assert!(!error("quite/other.yaml").contains("did you mean"));
     fs::write(folder.path().join("a.json"), "{}").unwrap();
     assert!(error("a.json").contains("`a.json` is a JSON file; --data takes a dataset file"));
     assert!(error("").contains("is a folder"));
+}
+
+fn archive(url: &str, gives: &[&str]) -> Source {
+    Source::Archive {
+        url: url.to_owned(),
+        gives: gives.iter().map(|path| (*path).to_owned()).collect(),
+    }
+}
+
+#[test]
+fn download_is_an_address_a_list_or_what_each_split_needs() {
+    let sources = |text: &str, splits: &[SplitName]| -> Vec<Source> {
+        let yaml = parse(&format!("train: a\n{text}"));
+        assert!(yaml.warnings.is_empty(), "{:?}", yaml.warnings);
+        let download = yaml.download.expect("given");
+        let sources = download.sources(splits);
+        sources.into_iter().map(|(s, _)| s.clone()).collect()
+    };
+    let a = "https://a.org/a.zip";
+    let b = "http://b.org/x/b.tar.gz?key=1";
+    let train: &[SplitName] = &[SplitName::Train];
+    assert_eq!(sources(&format!("download: {a}"), train), [archive(a, &[])]);
+    assert_eq!(
+        sources(&format!("download: [{a}, '{b}', {a}, coco_url]"), train),
+        [archive(a, &[]), archive(b, &[]), Source::ImageUrls]
+    );
+    assert_eq!(
+        sources(&format!("download: {{url: {a}, gives: images}}"), train),
+        [archive(a, &["images"])]
+    );
+    let by_split =
+        format!("download:\n  train: [{a}, {{url: '{b}', gives: [x, y]}}]\n  val: {a}\n");
+    assert_eq!(
+        sources(&by_split, train),
+        [archive(a, &[]), archive(b, &["x", "y"])]
+    );
+    assert_eq!(sources(&by_split, &[SplitName::Val]), [archive(a, &[])]);
+    assert_eq!(sources(&by_split, &SplitName::ALL).len(), 2);
+    assert_eq!(sources(&by_split, &[SplitName::Test]), []);
+    let yaml = parse(&format!("train: a\n{by_split}"));
+    let download = yaml.download.unwrap();
+    let needed_by: Vec<Vec<SplitName>> = download
+        .sources(&SplitName::ALL)
+        .into_iter()
+        .map(|(_, splits)| splits)
+        .collect();
+    let both = vec![SplitName::Train, SplitName::Val];
+    assert_eq!(needed_by, [both, vec![SplitName::Train]]);
+
+    let bad = |text: &str| message(&format!("train: a\ndownload: {text}\n"));
+    assert!(bad("embedded:coco9").contains("the program holds annotations of coco8 and coco128"));
+    assert!(bad("{url: ftp://a.org/x}").contains("begins with http:// or https://"));
+    assert!(bad("{trian: https://a.org/x}").contains("`trian`"));
+    assert!(bad("{gives: x}").contains("url and gives"));
+    assert!(bad("{url: https://a.org/x, train: z}").contains("url and gives"));
+    assert!(bad("[[a]]").contains("an entry of download is an address"));
+}
+
+#[test]
+fn the_built_in_coco_sets_are_read_without_a_word_and_bring_their_annotations() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, files) in [("coco8", 3), ("coco128", 2), ("coco", 0)] {
+        let yaml = DatasetYaml::load_in(&format!("{name}.yaml"), folder.path()).unwrap();
+        assert!(yaml.warnings.is_empty(), "{:?}", yaml.warnings);
+        assert_eq!(yaml.root, folder.path().join("datasets").join(name));
+        let download = yaml.download.expect("something to get");
+        let sources = download.sources(&[SplitName::Train, SplitName::Val]);
+        let embedded: Vec<&EmbeddedFile> = sources
+            .iter()
+            .filter_map(|(source, _)| match source {
+                Source::Embedded(files) => Some(files.iter()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        assert_eq!(embedded.len(), files, "{name}");
+        for (path, text) in embedded {
+            assert!(
+                text.contains("CC BY 4.0"),
+                "{path} says where it comes from"
+            );
+        }
+    }
 }
