@@ -219,7 +219,7 @@ fn a_folder_gives_annotated_images_labels_crops_and_lines() {
             "--source",
             "my images",
             "--conf",
-            "0.01",
+            "0",
             "--max-det",
             "3",
             "--save-txt",
@@ -297,7 +297,7 @@ fn a_folder_gives_annotated_images_labels_crops_and_lines() {
             "--source",
             "my images/*.png",
             "--conf",
-            "0.01",
+            "0",
             "--save-txt",
             "--save=false",
         ],
@@ -323,7 +323,7 @@ fn broken_files_are_named_and_skipped_and_end_with_1() {
     let whole = fs::read(p.path().join("1.png")).unwrap();
     fs::write(p.path().join("1.png"), &whole[..whole.len() / 2]).unwrap();
     fs::write(p.path().join("2.png"), "no image at all").unwrap();
-    let words = ["--source", "*.png", "--conf", "0.01", "--save-json"];
+    let words = ["--source", "*.png", "--conf", "0", "--save-json"];
     let out = predict(p.path(), &words);
     assert_code(&out, 1);
     let stderr = text(&out.stderr);
@@ -363,7 +363,7 @@ fn broken_files_are_named_and_skipped_and_end_with_1() {
             "0.png",
             "3.png",
             "--conf",
-            "0.01",
+            "0",
             "--save-json",
             "--save=false",
         ],
@@ -405,7 +405,7 @@ fn equal_names_in_different_folders_do_not_overwrite_each_other() {
             "--source",
             source,
             "--conf",
-            "0.01",
+            "0",
             "--save-txt",
             "--name",
             &name,
@@ -434,7 +434,7 @@ fn only_the_classes_that_are_asked_for_are_found() {
         "--source",
         "1.png",
         "--conf",
-        "0.001",
+        "0",
         "--save-json",
         "--save=false",
         "--max-det",
