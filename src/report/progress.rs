@@ -132,8 +132,8 @@ impl Unit {
 /// Powers of ten, as addresses and disks are labelled.
 fn byte_unit(bytes: usize) -> (f64, &'static str) {
     match bytes {
-        ..1_000_000 => (1e3, "kB"),
-        ..1_000_000_000 => (1e6, "MB"),
+        0..1_000_000 => (1e3, "kB"),
+        1_000_000..1_000_000_000 => (1e6, "MB"),
         _ => (1e9, "GB"),
     }
 }

@@ -75,9 +75,9 @@ impl DownloadError {
 /// `18.5 GB`, in powers of ten as addresses and disks are labelled.
 pub(super) fn bytes(count: u64) -> String {
     match count {
-        ..1_000 => format!("{count} bytes"),
-        ..1_000_000 => format!("{:.1} kB", count as f64 / 1e3),
-        ..1_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
+        0..1_000 => format!("{count} bytes"),
+        1_000..1_000_000 => format!("{:.1} kB", count as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
         _ => format!("{:.1} GB", count as f64 / 1e9),
     }
 }

@@ -6,6 +6,8 @@ use super::*;
 
 const TEXT: &str = "path: d\ntrain: images/train\nval: images/val\nnames: [a]\n";
 
+type Maker = fn(&[(String, Vec<u8>)]) -> Vec<u8>;
+
 /// Files of a set, below a folder at the archive's top or not.
 fn contents(top: &str) -> Vec<(String, Vec<u8>)> {
     let mut contents = Vec::new();
@@ -58,8 +60,7 @@ fn expected() -> BTreeMap<String, Vec<u8>> {
 #[test]
 fn zip_and_tar_are_told_by_their_contents_and_unpacked_with_or_without_a_top_folder() {
     let server = Server::start();
-    let makers: [fn(&[(String, Vec<u8>)]) -> Vec<u8>; 3] =
-        [zip_of, tar_of, |contents| gzip(&tar_of(contents))];
+    let makers: [Maker; 3] = [zip_of, tar_of, |contents| gzip(&tar_of(contents))];
     let long = "a folder whose name is longer than the hundred letters that the first kind of tar archive had room for/";
     for (number, make) in makers.iter().enumerate() {
         for top in ["", "my set/", long] {
