@@ -109,7 +109,7 @@ fn a_value_out_of_range_is_answered_with_what_is_allowed() {
     );
     assert_usage_error(
         &run(&["--optimizer", "sdg"]),
-        "bad value for --optimizer on the command line: given sdg, allowed is one of auto, SGD, AdamW; did you mean SGD?",
+        "bad value for --optimizer on the command line: given sdg, allowed is one of auto, SGD, AdamW, MuSGD; did you mean SGD?",
     );
 }
 
@@ -120,8 +120,8 @@ fn words_of_another_syntax_are_answered_with_the_right_one() {
         "unexpected word epochs=10 on the command line; options are written --epochs 10",
     );
     assert_usage_error(
-        &run(&["--resume"]),
-        "option --resume is known from other trainers but not supported yet: start a new run",
+        &run(&["--cache", "ram"]),
+        "option --cache is known from other trainers but not supported yet: images are read from disk",
     );
 }
 

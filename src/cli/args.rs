@@ -393,8 +393,8 @@ mod tests {
                 "--epochs on the command line needs a value: a whole number from 1 to 1000000",
             ),
             (
-                "--weights w",
-                "option --weights belongs to `yolo-train val`, not to `yolo-train train`",
+                "--split test",
+                "option --split belongs to `yolo-train val`, not to `yolo-train train`",
             ),
             (
                 "val --weights w --epochs 3",

@@ -13,7 +13,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         ALWAYS,
         "the first word says what to do (train, val, predict, info)",
     ),
-    ("save", ALWAYS, "best and last weights are always saved"),
     (
         "save_dir",
         ALWAYS,
