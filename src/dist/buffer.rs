@@ -70,7 +70,6 @@ macro_rules! each {
         }
     };
 }
-pub(crate) use each;
 
 /// `$f::<T>(…)` for the type of elements.
 macro_rules! by_type {
@@ -140,9 +139,9 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
     fn wrap(values: Vec<Self>) -> Buffer;
     fn unwrap(buffer: Buffer) -> Option<Vec<Self>>;
-    fn add(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
-    fn min(self, other: Self) -> Self;
+    fn plus(self, other: Self) -> Self;
+    fn larger(self, other: Self) -> Self;
+    fn smaller(self, other: Self) -> Self;
 }
 
 macro_rules! element {
@@ -165,11 +164,11 @@ macro_rules! element {
                 }
             }
             #[inline(always)]
-            fn add(self, other: Self) -> Self {
+            fn plus(self, other: Self) -> Self {
                 $add(self, other)
             }
             #[inline(always)]
-            fn max(self, other: Self) -> Self {
+            fn larger(self, other: Self) -> Self {
                 if $is_nan(self) || self > other {
                     self
                 } else {
@@ -177,7 +176,7 @@ macro_rules! element {
                 }
             }
             #[inline(always)]
-            fn min(self, other: Self) -> Self {
+            fn smaller(self, other: Self) -> Self {
                 if $is_nan(self) || self < other {
                     self
                 } else {
@@ -201,11 +200,11 @@ mod tests {
 
     #[test]
     fn a_nan_wins_over_every_number() {
-        assert!(Element::max(f32::NAN, 1.0).is_nan());
-        assert!(Element::max(1.0, f32::NAN).is_nan());
-        assert!(Element::min(f64::NAN, 1.0).is_nan());
-        assert!(Element::min(1.0, f64::NAN).is_nan());
-        assert_eq!(Element::max(2, 1), 2);
-        assert_eq!(Element::min(2.0, 1.0), 1.0);
+        assert!(Element::larger(f32::NAN, 1.0).is_nan());
+        assert!(Element::larger(1.0, f32::NAN).is_nan());
+        assert!(Element::smaller(f64::NAN, 1.0).is_nan());
+        assert!(Element::smaller(1.0, f64::NAN).is_nan());
+        assert_eq!(Element::larger(2, 1), 2);
+        assert_eq!(Element::smaller(2.0, 1.0), 1.0);
     }
 }

@@ -118,9 +118,9 @@ impl Order {
     /// Joins the leaves, element by element, into `out`; all empty: zeros.
     pub fn run<T: Element>(&self, op: ReduceOp, leaves: &[Leaf<'_, T>], out: &mut [T]) {
         match op {
-            ReduceOp::Sum => self.join(T::add, leaves, out),
-            ReduceOp::Max => self.join(T::max, leaves, out),
-            ReduceOp::Min => self.join(T::min, leaves, out),
+            ReduceOp::Sum => self.join(T::plus, leaves, out),
+            ReduceOp::Max => self.join(T::larger, leaves, out),
+            ReduceOp::Min => self.join(T::smaller, leaves, out),
         }
     }
 

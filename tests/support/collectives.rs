@@ -60,9 +60,9 @@ fn joined<T: Element>(parts: &[Option<Buffer>], len: usize, op: ReduceOp) -> Buf
         .map(|p| p.clone().map(|b| b.into_vec().unwrap()))
         .collect();
     let join = |a: T, b: T| match op {
-        ReduceOp::Sum => a.add(b),
-        ReduceOp::Max => a.max(b),
-        ReduceOp::Min => a.min(b),
+        ReduceOp::Sum => a.plus(b),
+        ReduceOp::Max => a.larger(b),
+        ReduceOp::Min => a.smaller(b),
     };
     T::wrap(
         (0..len)

@@ -417,7 +417,7 @@ fn share(talk: &TcpStream, creates: bool, end: Instant) -> std::io::Result<Optio
     let end = end.max(Instant::now() + GREETING_TIME);
     if creates {
         let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(std::io::Error::other)?;
+        getrandom::fill(&mut random).map_err(|e| std::io::Error::other(e.to_string()))?;
         let segment = Segment::create(u64::from_le_bytes(random)).ok();
         let path = segment.as_ref().map(Segment::path).unwrap_or_default();
         let message = Fields::default().with(path.as_bytes()).with(&random);
