@@ -6,6 +6,25 @@
 //!   number of ranks.
 //! - [`store`] is where ranks meet, [`handshake`] compares what they are about to do, [`launch`] starts processes.
 //!
+//! ```
+//! use yolo_train::dist::{Buffer, Call, DType, Partials, ProcessGroup, ReduceOp, Single};
+//!
+//! # fn main() -> Result<(), yolo_train::dist::DistError> {
+//! let group: &dyn ProcessGroup = &Single::new();
+//! // A bucket of gradients, summed while the caller goes on. This rank holds all four lanes, already added up.
+//! let bucket = Buffer::F32(vec![0.5; 1000]);
+//! let partials = Partials::by_subtree(4, DType::F32, 1000, [Some(bucket)]);
+//! let bucket = group.all_reduce_tree(Call::bulk("bucket 0"), partials);
+//! // Meanwhile, on the other channel: boxes per lane, of which the third has no image.
+//! let boxes = [Some(vec![3.0].into()), Some(vec![1.0].into()), None, Some(vec![5.0].into())];
+//! let boxes = Partials::by_lane(4, DType::F64, 1, boxes);
+//! let boxes = group.all_reduce_tree(Call::latency("boxes"), boxes).wait()?;
+//! assert_eq!(boxes, Buffer::F64(vec![9.0]));
+//! assert_eq!(bucket.wait()?, Buffer::F32(vec![0.5; 1000]));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Order of reading: `group.rs`, `tree.rs`, `mesh/reduce.rs`, `mesh/executor.rs`, `tcp/connect.rs`.
 
 pub mod bench;

@@ -206,7 +206,7 @@ impl Executor {
             },
             Fault::Link(rank, LinkError::Closed(reason)) => {
                 // A rank that leaves because of an error says so first.
-                if let Some(failure) = self.shared.failure_soon(PATIENCE) {
+                if let Some(failure) = self.shared.failure_soon(rank, PATIENCE) {
                     return failure;
                 }
                 match self.shared.gone(rank) {

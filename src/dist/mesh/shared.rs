@@ -63,15 +63,18 @@ impl Shared {
         (kept, first)
     }
 
-    /// The first error, waiting a little for one that another rank may be about to report.
-    pub(crate) fn failure_soon(&self, patience: Duration) -> Option<DistError> {
+    /// The first error; for a while waits for it, or for an account of how `rank` ended (which comes after the error
+    /// that made it end).
+    pub(crate) fn failure_soon(&self, rank: usize, patience: Duration) -> Option<DistError> {
         let end = Instant::now() + patience;
         loop {
+            // In this order: the control thread learns of the error first.
+            let gone = self.gone(rank).is_some();
             let failure = self.failure();
-            if failure.is_some() || Instant::now() >= end {
+            if failure.is_some() || gone || Instant::now() >= end {
                 return failure;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(2));
         }
     }
 
