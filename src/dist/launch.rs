@@ -1,0 +1,203 @@
+//! Starts the processes of the other ranks on this machine, and tells them where the rendezvous is.
+
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use super::error::DistError;
+
+/// The variables that make a process a rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Environment {
+    pub rank: usize,
+    pub size: usize,
+    /// Address of the rendezvous store.
+    pub store: String,
+    pub token: String,
+}
+
+const RANK: &str = "YOLO_TRAIN_RANK";
+const SIZE: &str = "YOLO_TRAIN_WORLD_SIZE";
+const STORE: &str = "YOLO_TRAIN_STORE";
+const TOKEN: &str = "YOLO_TRAIN_TOKEN";
+
+impl Environment {
+    /// Of this process; `None` where it was not started as a rank.
+    ///
+    /// # Errors
+    /// [`DistError::Environment`]: a variable is missing or makes no sense.
+    pub fn read() -> Result<Option<Self>, DistError> {
+        Environment::from(|name| std::env::var(name).ok())
+    }
+
+    fn from(get: impl Fn(&'static str) -> Option<String>) -> Result<Option<Self>, DistError> {
+        let Some(rank) = get(RANK) else {
+            return Ok(None);
+        };
+        let need = |name: &'static str| {
+            get(name).ok_or(DistError::Environment {
+                name,
+                reason: format!("is missing, though {RANK} is set"),
+            })
+        };
+        let number = |name: &'static str, value: String| {
+            value.parse().map_err(|_| DistError::Environment {
+                name,
+                reason: format!("{value:?} is no number"),
+            })
+        };
+        let (rank, size): (usize, usize) = (number(RANK, rank)?, number(SIZE, need(SIZE)?)?);
+        if rank >= size {
+            return Err(DistError::Environment {
+                name: RANK,
+                reason: format!("there is no rank {rank} among {size}"),
+            });
+        }
+        Ok(Some(Environment {
+            rank,
+            size,
+            store: need(STORE)?,
+            token: need(TOKEN)?,
+        }))
+    }
+
+    /// Sets the variables for a process.
+    pub fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env(RANK, self.rank.to_string())
+            .env(SIZE, self.size.to_string())
+            .env(STORE, &self.store)
+            .env(TOKEN, &self.token)
+    }
+}
+
+/// Processes of ranks. Those that still run when this is dropped are killed.
+#[derive(Debug, Default)]
+pub struct Workers {
+    children: Vec<(usize, Child)>,
+}
+
+impl Workers {
+    pub fn new() -> Self {
+        Workers::default()
+    }
+
+    /// Starts one rank.
+    ///
+    /// # Errors
+    /// The program cannot be started.
+    pub fn spawn(
+        &mut self,
+        mut command: Command,
+        environment: &Environment,
+    ) -> Result<(), DistError> {
+        let child = environment
+            .apply(&mut command)
+            .spawn()
+            .map_err(|e| DistError::system(format!("start rank {}", environment.rank), e))?;
+        self.children.push((environment.rank, child));
+        Ok(())
+    }
+
+    /// The process number of a rank.
+    pub fn id(&self, rank: usize) -> Option<u32> {
+        self.children
+            .iter()
+            .find(|(r, _)| *r == rank)
+            .map(|(_, c)| c.id())
+    }
+
+    /// Kills a rank, as a test or a watchdog does.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn kill(&mut self, rank: usize) -> io::Result<()> {
+        self.children
+            .iter_mut()
+            .filter(|(r, _)| *r == rank)
+            .try_for_each(|(_, c)| c.kill())
+    }
+
+    /// Ranks that have ended, with their status; they are no longer looked after.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn ended(&mut self) -> io::Result<Vec<(usize, ExitStatus)>> {
+        let mut ended = Vec::new();
+        let mut running = Vec::new();
+        for (rank, mut child) in self.children.drain(..) {
+            match child.try_wait()? {
+                Some(status) => ended.push((rank, status)),
+                None => running.push((rank, child)),
+            }
+        }
+        self.children = running;
+        Ok(ended)
+    }
+
+    /// Waits for all ranks, at most for `deadline`; those that still run stay.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn wait(&mut self, deadline: Duration) -> io::Result<Vec<(usize, ExitStatus)>> {
+        let end = Instant::now() + deadline;
+        let mut all = Vec::new();
+        loop {
+            all.extend(self.ended()?);
+            if self.children.is_empty() || Instant::now() >= end {
+                all.sort_by_key(|(rank, _)| *rank);
+                return Ok(all);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.children {
+            // One that has just ended cannot be killed; both are fine.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Option<Environment>, DistError> {
+        Environment::from(|name| {
+            pairs
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| (*v).to_owned())
+        })
+    }
+
+    #[test]
+    fn a_process_without_a_rank_is_none() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(read(&[(SIZE, "2")]), Ok(None));
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let whole = [
+            (RANK, "1"),
+            (SIZE, "2"),
+            (STORE, "127.0.0.1:5"),
+            (TOKEN, "t"),
+        ];
+        assert_eq!(read(&whole).unwrap().unwrap().rank, 1);
+        for skip in 1..4 {
+            let mut some = whole.to_vec();
+            let (name, _) = some.remove(skip);
+            let error = read(&some).unwrap_err();
+            assert!(matches!(error, DistError::Environment { name: n, .. } if n == name));
+        }
+        assert!(read(&[(RANK, "2"), (SIZE, "2"), (STORE, "s"), (TOKEN, "t")]).is_err());
+        assert!(read(&[(RANK, "x"), (SIZE, "2"), (STORE, "s"), (TOKEN, "t")]).is_err());
+    }
+}
