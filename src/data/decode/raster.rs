@@ -77,7 +77,10 @@ fn open<'r, R: BufRead + Seek + 'r>(
     let (width, height) = decoder.dimensions();
     let stored = place.checked_size(width.into(), height.into())?;
     // Damaged metadata do not make a picture unreadable.
-    let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+    let exif = decoder.exif_metadata().ok().flatten().unwrap_or_default();
+    // Some writers of WebP put JPEG's marker before the EXIF data.
+    let exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(&exif);
+    let orientation = Orientation::from_exif_chunk(exif).unwrap_or(Orientation::NoTransforms);
     let header = Header {
         stored,
         orientation: orientation.to_exif(),

@@ -1,5 +1,7 @@
 //! Data sets that are given as a folder: generated ones of every layout, and those of the nasty folders.
 
+use std::rc::Rc;
+
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -8,11 +10,12 @@ use crate::data::test_support::{shared, write, write_jpeg};
 use crate::data::{IndexOptions, Split, SplitReport, load_split};
 
 /// A folder that is filled file by file.
-struct Folder(TempDir);
+#[derive(Clone)]
+struct Folder(Rc<TempDir>);
 
 impl Folder {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self(Rc::new(tempfile::tempdir().unwrap()))
     }
 
     fn image(self, path: &str) -> Self {
@@ -62,7 +65,8 @@ impl Folder {
     }
 
     fn opened(&self) -> Opened {
-        Opened(self.open().unwrap_or_else(|error| panic!("{error}")))
+        let yaml = self.open().unwrap_or_else(|error| panic!("{error}"));
+        Opened(yaml, self.clone())
     }
 
     fn error(&self) -> String {
@@ -72,7 +76,8 @@ impl Folder {
     }
 }
 
-struct Opened(DatasetYaml);
+/// The folder stays as long as what was read of it.
+struct Opened(DatasetYaml, #[expect(dead_code, reason = "kept, not read")] Folder);
 
 impl Opened {
     fn note(&self) -> String {
@@ -347,7 +352,7 @@ fn a_dataset_file_in_the_folder_wins_and_a_stale_path_in_it_does_not_matter() {
     assert!(error.starts_with("<dir>/data.yaml: "), "{error}");
     let error = Folder::new()
         .file("a.yaml", "train: x\nnames: [a]\n")
-        .file("b.yaml", "train: y\nnames: [a]\n")
+        .file("b.yaml", "train: z\nnames: [a]\n")
         .error();
     assert!(
         error.contains("which data set is meant? found <dir>/a.yaml; <dir>/b.yaml"),
