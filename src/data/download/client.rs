@@ -373,6 +373,11 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Whether the other files of the same errand will fail too.
+    pub fn ends_everything(&self) -> bool {
+        matches!(self, Self::Unreachable(_) | Self::Write { .. })
+    }
+
     fn passing(reason: impl Into<String>) -> Self {
         Self::Passing {
             reason: reason.into(),
@@ -445,7 +450,7 @@ fn failure(error: &ureq::Error) -> Failure {
 }
 
 fn unknown_host() -> Failure {
-    Failure::Unreachable("the name of the host cannot be resolved; is there a network?".to_owned())
+    Failure::Unreachable("the name of the host cannot be resolved (is there a network?)".to_owned())
 }
 
 /// A status that brings no file.

@@ -28,7 +28,7 @@ pub(super) struct Errand<'a> {
 /// Downloads all jobs. What cannot be had ends it only after everything else was tried, unless the host does not answer at all.
 ///
 /// # Errors
-/// The first failure in the order of the jobs, with the number of failures; a full disk; an interruption.
+/// What ended it early, such as a full disk or an interruption; else the first failure in the order of the jobs, with their number.
 pub(super) fn fetch_all(
     client: &Client,
     jobs: &[Job],
@@ -73,7 +73,7 @@ pub(super) fn fetch_all(
                 Ok((_, Ok(()))) => done += 1,
                 Ok((_, Err(Failure::Stopped))) => {}
                 Ok((index, Err(failure))) => {
-                    if matches!(failure, Failure::Unreachable(_) | Failure::Write { .. }) {
+                    if failure.ends_everything() {
                         halt();
                     }
                     failures.push((index, failure));
@@ -90,7 +90,7 @@ pub(super) fn fetch_all(
     if interrupted {
         return Err(DownloadError::Interrupted);
     }
-    failures.sort_by_key(|(index, _)| *index);
+    failures.sort_by_key(|(index, failure)| (!failure.ends_everything(), *index));
     let count = failures.len();
     match failures.into_iter().next() {
         None => Ok(()),
@@ -125,6 +125,8 @@ fn error(
 ) -> DownloadError {
     let url = client.address(&jobs[index].url);
     let advice = errand.advice.to_owned();
+    // The others were not tried to the end.
+    let is_alone = failed == 1 || failure.ends_everything();
     let reason = match failure {
         Failure::Write {
             path,
@@ -158,7 +160,7 @@ fn error(
         | Failure::Final(reason) => reason,
         Failure::Stopped => return DownloadError::Interrupted,
     };
-    if errand.unit == Unit::Images && failed > 1 {
+    if errand.unit == Unit::Images && !is_alone {
         return DownloadError::ImagesFailed {
             failed,
             total: jobs.len(),
