@@ -55,16 +55,19 @@ pub enum DistError {
     #[error("lost rank {rank} in {collective}: {reason}")]
     PeerLost {
         rank: usize,
-        collective: Collective,
+        collective: Box<Collective>,
         reason: String,
     },
     /// A rank ended in an orderly way while others still needed it.
     #[error("rank {rank} left the group before {collective}")]
-    PeerLeft { rank: usize, collective: Collective },
+    PeerLeft {
+        rank: usize,
+        collective: Box<Collective>,
+    },
     /// Not done within its deadline.
     #[error("{collective} is not done after {:.1} s: {}", after.as_secs_f64(), missing(absent, slow))]
     Deadline {
-        collective: Collective,
+        collective: Box<Collective>,
         after: Duration,
         /// Ranks that have not begun this collective.
         absent: Vec<usize>,
@@ -77,7 +80,7 @@ pub enum DistError {
     )]
     Mismatch {
         rank: usize,
-        here: Collective,
+        here: Box<Collective>,
         other: usize,
         there: String,
     },
@@ -90,14 +93,14 @@ pub enum DistError {
     /// The arguments make no sense.
     #[error("{collective}: {reason}")]
     Arguments {
-        collective: Collective,
+        collective: Box<Collective>,
         reason: String,
     },
     /// Bytes that no rank sends.
     #[error("rank {rank} sent what is no message of this program in {collective}: {reason}")]
     Protocol {
         rank: usize,
-        collective: Collective,
+        collective: Box<Collective>,
         reason: String,
     },
     /// The rendezvous store cannot be served or reached, or refuses.

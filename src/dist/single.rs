@@ -125,7 +125,10 @@ impl ProcessGroup for Single {
         };
         let ticket = self.log.called(&collective);
         self.log.began(ticket);
-        let result = alone(work).map_err(|reason| DistError::Arguments { collective, reason });
+        let result = alone(work).map_err(|reason| DistError::Arguments {
+            collective: Box::new(collective),
+            reason,
+        });
         let failure = result.as_ref().err().map(ToString::to_string);
         self.log.ended(ticket, failure);
         result

@@ -115,13 +115,14 @@ pub fn processes(
     Ok((server, workers))
 }
 
+/// A rank's store and group.
+pub type Joined = (StoreClient, Arc<dyn ProcessGroup>);
+
 /// In a process started by [`processes`]: joins the group. `None` where this is no such process.
 ///
 /// # Errors
 /// Those of the rendezvous.
-pub fn worker(
-    change: impl FnOnce(&mut TcpOptions),
-) -> Result<Option<(StoreClient, Arc<dyn ProcessGroup>)>, DistError> {
+pub fn worker(change: impl FnOnce(&mut TcpOptions)) -> Result<Option<Joined>, DistError> {
     let Some(environment) = Environment::read()? else {
         return Ok(None);
     };

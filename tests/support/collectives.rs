@@ -282,7 +282,7 @@ pub fn run(group: &dyn ProcessGroup, seed: u64, count: u64) {
     let mut checks: Vec<Check> = Vec::new();
     for i in 0..count {
         checks.push(start(group, seed, i));
-        if hash(seed, i) % 3 == 0 {
+        if hash(seed, i).is_multiple_of(3) {
             for check in checks.drain(..) {
                 check();
             }

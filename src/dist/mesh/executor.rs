@@ -76,7 +76,6 @@ impl Executor {
             let mut wire = Wire {
                 links: &mut self.links,
                 members: &members,
-                me: job.me,
             };
             let mut step = if flushed {
                 Ok(Step::Done)
@@ -191,7 +190,7 @@ impl Executor {
     }
 
     fn explain(&self, job: &Job, fault: Fault) -> DistError {
-        let collective = job.collective.clone();
+        let collective = Box::new(job.collective.clone());
         match fault {
             Fault::Mismatch(other, header) => DistError::Mismatch {
                 rank: self.rank,
@@ -236,7 +235,7 @@ impl Executor {
             })
             .collect();
         DistError::Deadline {
-            collective: job.collective.clone(),
+            collective: Box::new(job.collective.clone()),
             after: job.deadline,
             absent: world(job.heads.absent()),
             slow: world(slow),

@@ -440,13 +440,13 @@ impl MeshGroup {
     /// A call that makes no sense fails here and, as the others wait for this rank, everywhere.
     fn refuse(&self, call: &Call, reason: String) -> DistError {
         let error = DistError::Arguments {
-            collective: Collective {
+            collective: Box::new(Collective {
                 sequence: lock(&self.counters).collectives[call.channel as usize],
                 name: call.name.to_string(),
                 what: "not started".into(),
                 bytes: 0,
                 channel: call.channel,
-            },
+            }),
             reason,
         };
         let (_, first) = self.mesh.shared.fail(error.clone());

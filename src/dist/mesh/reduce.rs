@@ -20,7 +20,7 @@ use crate::dist::tree::{Leaf, Order};
 /// Pieces by which results follow contributions.
 const LAG: usize = 2;
 /// Most bytes of the values of one rank that go to every rank at once.
-const DIRECT: usize = 8 << 10;
+const DIRECT: usize = 32 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {

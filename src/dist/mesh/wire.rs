@@ -8,7 +8,6 @@ pub(crate) struct Wire<'a> {
     pub(crate) links: &'a mut [Option<Box<dyn Link>>],
     /// World rank of each rank.
     pub(crate) members: &'a [usize],
-    pub(crate) me: usize,
 }
 
 /// Why a collective cannot go on. Ranks are those of the world.

@@ -26,7 +26,6 @@ const GREETING_BYTES: usize = 4096;
 const GREETING_TIME: Duration = Duration::from_secs(5);
 /// Connections between two ranks: bulk, latency, control.
 const KINDS: usize = 3;
-const CONTROL: usize = 2;
 const WELCOME: &[u8] = b"welcome";
 
 /// What values between ranks go through.

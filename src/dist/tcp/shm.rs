@@ -121,8 +121,13 @@ pub(crate) struct ShmLink {
     bell: TcpStream,
     wants_read: bool,
     wants_write: bool,
+    /// The other side waits for a sign that `flush` gives: one for all small pieces of a step.
+    due: bool,
     ended: Option<String>,
 }
+
+/// A piece of more bytes is worth a sign of its own: the other side may begin with it.
+const LARGE: usize = 4 << 10;
 
 impl ShmLink {
     fn new([outgoing, incoming]: [Ring; 2], bell: TcpStream) -> std::io::Result<Self> {
@@ -134,11 +139,13 @@ impl ShmLink {
             bell,
             wants_read: false,
             wants_write: false,
+            due: false,
             ended: None,
         })
     }
 
     fn ring(&mut self) {
+        self.due = false;
         // A full socket holds signs enough; a closed one is seen by the next wait.
         let _ = self.bell.write(&[1]);
     }
@@ -148,7 +155,8 @@ impl Link for ShmLink {
     fn push(&mut self, parts: &[&[u8]]) -> Result<bool, LinkError> {
         match self.outgoing.push(parts) {
             Some(sign) => {
-                if sign {
+                self.due |= sign;
+                if self.due && parts.iter().map(|p| p.len()).sum::<usize>() > LARGE {
                     self.ring();
                 }
                 self.wants_write = false;
@@ -165,6 +173,9 @@ impl Link for ShmLink {
     }
 
     fn flush(&mut self) -> Result<bool, LinkError> {
+        if self.due {
+            self.ring();
+        }
         Ok(true)
     }
 
@@ -181,7 +192,8 @@ impl Link for ShmLink {
     }
 
     fn pop(&mut self, len: usize) {
-        if self.incoming.pop(len) {
+        self.due |= self.incoming.pop(len);
+        if self.due && len > LARGE {
             self.ring();
         }
     }
