@@ -3,7 +3,7 @@
 use super::checkpoint::Counters;
 use super::ema;
 use super::flat::{self, Flat, GradientScale, gradient_norm};
-use super::optim::{Optimizer, finish_gradient};
+use super::optim::{MAX_NORM, Optimizer, clip_factor, finish_gradient};
 use super::schedule::Rates;
 use crate::loss::{
     Anchors, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss, weighted_loss,
@@ -39,6 +39,15 @@ pub struct StepSize {
     pub reference: usize,
     /// Images of a full step S.
     pub full: usize,
+}
+
+impl StepSize {
+    /// Norm that the gradient of a step of `images` images is clipped to: a shorter step keeps the weight n / S that
+    /// its gradient has (docs/adr/0008).
+    #[must_use]
+    pub fn clip_bound(&self, images: usize) -> f64 {
+        MAX_NORM * (images as f64 / self.full as f64).min(1.0)
+    }
 }
 
 /// Seconds of the parts of a micro-batch.
@@ -239,8 +248,13 @@ impl Engine {
         let mut gradient = std::mem::replace(&mut w.gradient, vec![0.0; len]);
         let images = w.images;
         let factor = size.reference as f64 * images as f64 / size.full as f64;
-        let gradient_norm =
-            finish_gradient(&self.network.layout, &mut gradient, w.score_sums, factor);
+        let gradient_norm = finish_gradient(
+            &self.network.layout,
+            &mut gradient,
+            w.score_sums,
+            factor,
+            size.clip_bound(images),
+        );
         (w.score_sums, w.images, w.micro_batches) = ([0.0; 2], 0, 0);
         (
             gradient,
@@ -284,7 +298,7 @@ impl Engine {
             flat,
             rates,
             scale,
-            norm,
+            clip_factor(norm, size.clip_bound(step.images)),
             d,
         );
         ema::blend_statistics(layout, &mut self.average.buffers, &self.state.buffers, d);

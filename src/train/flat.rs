@@ -9,7 +9,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::muon;
-use super::optim::{ADAM_EPS, Algorithm, BETA2, MAX_NORM, Optimizer, muon_step};
+use super::optim::{ADAM_EPS, Algorithm, BETA2, Optimizer, muon_step};
 use super::schedule::Rates;
 use crate::model::layout::{ParamId, ParamInfo};
 use crate::model::{HeadOf, Layout};
@@ -122,7 +122,7 @@ pub struct Flat<'a> {
     pub gradient: &'a mut [f32],
 }
 
-/// Scales the gradient, clips it (`norm` is that of [`gradient_norm`]), moves the parameters and their average
+/// Scales the gradient, multiplies it by `clip` ([`clip_factor`](super::optim::clip_factor) of [`gradient_norm`]), moves the parameters and their average
 /// (`average = d average + (1 - d) params`).
 ///
 /// # Panics
@@ -135,7 +135,7 @@ pub fn step(
     flat: Flat,
     rates: &Rates,
     scale: GradientScale,
-    norm: f64,
+    clip: f32,
     d: f64,
 ) {
     let n = layout.param_len;
@@ -149,11 +149,6 @@ pub fn step(
         "flat memory of {n} parameters"
     );
     optimizer.steps += 1;
-    let clip = if norm > MAX_NORM {
-        (MAX_NORM / (norm + 1e-6)) as f32
-    } else {
-        1.0
-    };
     let rules: Vec<Rule> = layout
         .params
         .iter()

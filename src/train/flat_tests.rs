@@ -4,7 +4,7 @@ use crate::model::Network;
 use crate::model::init::{self, State};
 use crate::ops::cpu::testing::{Numbers, in_threads};
 use crate::train::ema;
-use crate::train::optim::finish_gradient;
+use crate::train::optim::{MAX_NORM, clip_factor, finish_gradient};
 
 const RATES: Rates = Rates {
     lr: 0.01,
@@ -49,8 +49,13 @@ fn reference(model: &str, algorithm: Algorithm) -> Run {
     let (l, mut r) = start(model, algorithm);
     for i in 0..3 {
         let mut g = gradient(l.param_len, i);
-        r.norms
-            .push(finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor));
+        r.norms.push(finish_gradient(
+            &l,
+            &mut g,
+            SCALE.normalisers,
+            SCALE.factor,
+            MAX_NORM,
+        ));
         r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
         ema::blend(&mut r.average.params, &r.state.params, 0.25);
     }
@@ -69,7 +74,16 @@ fn fast(isa: Isa, model: &str, algorithm: Algorithm) -> Run {
             average,
             gradient: &mut g,
         };
-        step(isa, &l, &mut r.optimizer, flat, &RATES, SCALE, norm, 0.25);
+        step(
+            isa,
+            &l,
+            &mut r.optimizer,
+            flat,
+            &RATES,
+            SCALE,
+            clip_factor(norm, MAX_NORM),
+            0.25,
+        );
         assert!(g.iter().all(|&g| g == 0.0));
     }
     r
@@ -165,7 +179,7 @@ fn rate() {
             let mut g = gradient(l.param_len, 1);
             let t = std::time::Instant::now();
             if algorithm != Algorithm::MuSgd {
-                finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor);
+                finish_gradient(&l, &mut g, SCALE.normalisers, SCALE.factor, MAX_NORM);
                 r.optimizer.step(&l, &mut r.state.params, &g, &RATES);
                 ema::blend(&mut r.average.params, &r.state.params, 0.25);
                 plain = plain.min(t.elapsed().as_secs_f64() * 1e3);
@@ -186,7 +200,7 @@ fn rate() {
                 flat,
                 &RATES,
                 SCALE,
-                norm,
+                clip_factor(norm, MAX_NORM),
                 0.25,
             );
             fused = fused.min(t.elapsed().as_secs_f64() * 1e3);

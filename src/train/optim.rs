@@ -5,10 +5,20 @@ use super::schedule::Rates;
 use crate::model::layout::{ClassPart, ParamInfo};
 use crate::model::{HeadOf, Layout, ParamKind};
 
-/// Gradients are clipped to this global norm.
+/// The gradient of a full step is clipped to this global norm.
 pub const MAX_NORM: f64 = 10.0;
 pub(super) const BETA2: f64 = 0.999;
 pub(super) const ADAM_EPS: f64 = 1e-8;
+
+/// What a gradient with this norm is multiplied by so that its norm is at most `bound`.
+#[must_use]
+pub fn clip_factor(norm: f64, bound: f64) -> f32 {
+    if norm > bound {
+        (bound / (norm + 1e-6)) as f32
+    } else {
+        1.0
+    }
+}
 
 /// Which update rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,13 +264,14 @@ fn adamw(
 }
 
 /// Turns summed numerator gradients into the gradient of a step: each head's part is divided by its normaliser,
-/// everything multiplied by `factor`, then clipped. Returns the norm before clipping, summed in float64 in the
+/// everything multiplied by `factor`, then clipped to the norm `bound`. Returns the norm before clipping, summed in float64 in the
 /// order of parameters.
 pub fn finish_gradient(
     layout: &Layout,
     gradient: &mut [f32],
     normalisers: [f64; 2],
     factor: f64,
+    bound: f64,
 ) -> f64 {
     let mut square = 0.0f64;
     for p in &layout.params {
@@ -275,8 +286,8 @@ pub fn finish_gradient(
         }
     }
     let norm = square.sqrt();
-    if norm > MAX_NORM {
-        let f = (MAX_NORM / (norm + 1e-6)) as f32;
+    let f = clip_factor(norm, bound);
+    if f < 1.0 {
         gradient.iter_mut().for_each(|g| *g *= f);
     }
     norm
@@ -490,7 +501,7 @@ mod tests {
     fn gradients_are_normalised_by_their_own_head_and_clipped_together() {
         let l = layout();
         let mut g = vec![1.0f32; l.param_len];
-        let norm = finish_gradient(&l, &mut g, [10.0, 0.5], 2.0);
+        let norm = finish_gradient(&l, &mut g, [10.0, 0.5], 2.0, MAX_NORM);
         let many: usize = l
             .params
             .iter()

@@ -77,7 +77,10 @@ impl Folder {
 }
 
 /// The folder stays as long as what was read of it.
-struct Opened(DatasetYaml, #[expect(dead_code, reason = "kept, not read")] Folder);
+struct Opened(
+    DatasetYaml,
+    #[expect(dead_code, reason = "kept, not read")] Folder,
+);
 
 impl Opened {
     fn note(&self) -> String {
@@ -267,7 +270,7 @@ fn coco_folders_of_every_layout_are_found() {
     assert!(!train.contains(&val[0]));
     // The file itself is as good as its folder.
     let file = whole.0.path().join("labels.json").display().to_string();
-    let given = Opened(open(&file).unwrap());
+    let given = Opened(open(&file).unwrap(), whole.clone());
     assert_eq!(given.images(SplitName::Val), val);
     let error = open(&whole.0.path().join("results.json").display().to_string()).unwrap_err();
     assert!(error.to_string().contains("it is a list"), "{error}");
