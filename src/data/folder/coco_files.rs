@@ -11,7 +11,7 @@ use crate::data::coco;
 pub(super) const FORMAT: &str = "COCO JSON";
 
 /// Files of COCO's own archive, and of those who follow it, that hold no boxes.
-const OTHER_TASKS: [&str; 5] = ["captions", "image_info", "labels", "panoptic", "stuff"];
+const OTHER_TASKS: [&str; 4] = ["captions", "image_info", "panoptic", "stuff"];
 
 pub(super) fn find(folder: &Path) -> Result<Vec<Found>, DataError> {
     // A file in the folder of each split.
