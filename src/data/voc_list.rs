@@ -138,11 +138,7 @@ fn filename_in(xml: &Path) -> Option<String> {
 
 /// Annotation files in the folders that hold those of the images, which no image has the name of: their images
 /// are called as `filename` says, or are missing.
-fn add_images_named_otherwise(
-    context: &Context,
-    items: &mut Vec<Item>,
-    findings: &mut Vec<Finding>,
-) {
+fn add_images_named_otherwise(context: &Context, items: &mut [Item], findings: &mut Vec<Finding>) {
     let taken: BTreeSet<PathBuf> = items.iter().filter_map(|item| item.xml.clone()).collect();
     // The folder of annotations that is just beside a folder of images, and that folder.
     let folders: BTreeMap<PathBuf, PathBuf> = items

@@ -525,7 +525,7 @@ impl<'a> Run<'a> {
             );
             bar.tick(done, &[("box", b), ("cls", c), (third, d)], &extra);
             let every = self.settings.save_steps as u64;
-            if ends_step && every > 0 && self.engine.optimizer.steps % every == 0 {
+            if ends_step && every > 0 && self.engine.optimizer.steps.is_multiple_of(every) {
                 self.checkpoint(false)?;
             }
         }

@@ -213,7 +213,7 @@ fn read_palette<R: Read + Seek>(
     let found = page.decoder.find_tag_unsigned_vec::<u16>(Tag::ColorMap);
     let map = found.ok().flatten().unwrap_or_default();
     let count = map.len() / 3;
-    if count == 0 || map.len() % 3 != 0 {
+    if count == 0 || !map.len().is_multiple_of(3) {
         return Err(place.broken(NAME, "it has a palette of no colours"));
     }
     let shift = if map.iter().all(|&value| value < 256) {
