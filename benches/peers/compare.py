@@ -43,7 +43,8 @@ def peers(a, python, model, imgsz, batch, threads):
         env = {k: v for k, v in os.environ.items() if not k.startswith("OPENBLAS_")}
         env.update(OMP_NUM_THREADS=threads, YOLO_OFFLINE="true", YOLO_CONFIG_DIR=folder)
         out = subprocess.run(
-            [python, os.path.join(HERE, "peer.py"), model, imgsz, batch, threads, str(a.steps), os.path.abspath(a.peer_data)],
+            [python, os.path.join(HERE, "peer.py"), model, imgsz, batch, threads, str(a.steps), os.path.abspath(a.peer_data)]
+            + (["best"] if a.best else []),
             cwd=folder, env=env, capture_output=True, text=True,
         )
         lines = [line for line in out.stdout.splitlines() if "RESULT " in line]
@@ -61,6 +62,7 @@ def main():
     p.add_argument("--row", action="append", required=True, help="model,imgsz,batch,threads")
     p.add_argument("--pairs", type=int, default=1)
     p.add_argument("--steps", type=int, default=8)
+    p.add_argument("--best", action="store_true", help="the peer with channels_last and bfloat16 autocast")
     p.add_argument("--json")
     a = p.parse_args()
     python = install(a.venv)

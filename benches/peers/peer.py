@@ -1,6 +1,8 @@
 """One training run of the peer through its documented Python interface: times steps with its callbacks, prints JSON.
 
-Usage: python peer.py MODEL IMGSZ BATCH THREADS STEPS DATA_YAML
+Usage: python peer.py MODEL IMGSZ BATCH THREADS STEPS DATA_YAML [best]
+
+With `best`: channels last, and bfloat16 autocast on the CPU around training.
 """
 
 import json
@@ -10,6 +12,7 @@ import time
 
 START = time.time()
 model, imgsz, batch, threads, steps, data = sys.argv[1:7]
+best = sys.argv[7:] == ["best"]
 imgsz, batch, threads, steps = int(imgsz), int(batch), int(threads), int(steps)
 
 import torch  # noqa: E402
@@ -46,6 +49,23 @@ def after_batch(trainer):
 
 net = YOLO(f"{model}.yaml")
 net.add_callback("on_train_batch_end", after_batch)
+
+
+def use_best(trainer):
+    """Its own options for both are for CUDA alone, so this is done with PyTorch's means."""
+    m = trainer.model
+    m.to(memory_format=torch.channels_last)
+    forward = m.forward
+
+    def in_bfloat16(*args, **kwargs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return forward(*args, **kwargs)
+
+    m.forward = in_bfloat16
+
+
+if best:
+    net.add_callback("on_train_start", use_best)
 net.train(
     data=data,
     imgsz=imgsz,
