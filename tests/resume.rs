@@ -296,6 +296,12 @@ fn a_finished_run_is_extended_and_follows_the_longer_schedule() {
         short[2][rate], long[2][rate],
         "epoch 2 was that of a run of 2"
     );
+    // four batches an epoch; mosaic is off in the last
+    let closes = run(t.path(), "short").join("train_batch12.jpg");
+    assert!(
+        closes.exists(),
+        "the batches after mosaic's new end are drawn"
+    );
     let (_, said) = fails(t.path(), &["--resume", "short", "--epochs", "3"]);
     assert!(said.contains("4 epochs are done"), "{said}");
 }

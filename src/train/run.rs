@@ -293,6 +293,7 @@ impl<'a> Run<'a> {
         self.epochs = epochs;
         self.plan.schedule.epochs = epochs;
         let (from, _) = mosaic_off_from(epochs, self.settings.close_mosaic);
+        self.plan.mosaic_off_from = from;
         self.train.set_mosaic_off_from(from);
     }
 
