@@ -9,6 +9,7 @@ use super::decode::{DecodeError, Header, probe, read_rgb};
 use super::holdout::{self, Part};
 use super::locate::{Located, locate};
 use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
+use super::source::Listed;
 use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, voc_index, yolo_index};
 use crate::config::dataset::{DatasetYaml, SplitName};
 
@@ -141,6 +142,33 @@ impl Context<'_> {
         Ok(header)
     }
 
+    /// A listed image without its boxes, and its header; or why it cannot be read, with the list that names it.
+    pub fn listed_image(
+        &self,
+        id: u64,
+        listed: &Listed,
+    ) -> Result<(Header, ImageEntry), Box<Finding>> {
+        let header = self.check_image(&listed.path).map_err(|error| {
+            let mut finding = self.unreadable(&error);
+            if let Some((list, line)) = &listed.by {
+                finding.reason =
+                    format!("{} (listed in {}:{line})", finding.reason, list.display());
+            }
+            Box::new(finding)
+        })?;
+        let (width, height) = header.upright();
+        let entry = ImageEntry {
+            id,
+            file_name: listed.name.clone(),
+            path: listed.path.clone(),
+            width,
+            height,
+            labels: Vec::new(),
+            truths: Vec::new(),
+        };
+        Ok((header, entry))
+    }
+
     /// A malformed finding that drops a box where bad input is skipped.
     pub fn bad_box(&self, finding: Finding) -> Finding {
         finding.malformed(self.skip_bad, Action::BoxDropped)
@@ -238,19 +266,48 @@ impl Context<'_> {
         }));
         image.truths.push(truth);
     }
+}
 
-    /// A note on images whose EXIF orientation is applied while nothing confirms that the boxes were drawn
-    /// in the upright frame. `images`: their count and the first one's name.
-    pub fn oriented(&self, images: Option<(usize, &str)>) -> Option<Finding> {
-        let (count, first) = images?;
-        Some(
+/// The images of a split as they come, and how many of them carry an EXIF orientation that nothing confirms.
+#[derive(Default)]
+pub(super) struct Images {
+    list: Vec<ImageEntry>,
+    boxes: u64,
+    /// Their count and the first one's name.
+    oriented: Option<(usize, String)>,
+}
+
+impl Images {
+    /// Adds an image. `is_oriented`: an orientation is applied while nothing confirms that its boxes were drawn in the
+    /// upright frame.
+    pub fn add(&mut self, entry: ImageEntry, is_oriented: bool) {
+        if is_oriented {
+            let oriented = &mut self.oriented;
+            oriented.get_or_insert((0, entry.file_name.clone())).0 += 1;
+        }
+        self.list.push(entry);
+    }
+
+    /// As [`add`](Self::add), for formats whose boxes have no ids: they are numbered from 1 through the split.
+    pub fn add_numbered(&mut self, mut entry: ImageEntry, is_oriented: bool) {
+        for truth in &mut entry.truths {
+            self.boxes += 1;
+            truth.id = self.boxes;
+        }
+        self.add(entry, is_oriented);
+    }
+
+    /// The images, and a note where some are oriented.
+    pub fn finish(self) -> (Vec<ImageEntry>, Option<Finding>) {
+        let note = self.oriented.map(|(count, first)| {
             Finding::new(
                 FindingKind::OrientedImages,
                 first,
                 "images carry an EXIF orientation, which is applied: boxes are taken to be in the upright frame",
             )
-            .value(count.to_string()),
-        )
+            .value(count.to_string())
+        });
+        (self.list, note)
     }
 }
 

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::check::Seen;
 use super::frame;
-use super::index::{Context, Draft};
+use super::index::{Context, Draft, Images};
 use super::locate::{Located, locate};
 use super::report::{Finding, FindingKind, SplitReport};
 use super::source;
@@ -89,30 +89,18 @@ pub(crate) fn index(context: &Context, entries: &[PathBuf]) -> Result<Draft, Dat
         })
         .collect();
 
-    let mut images = Vec::with_capacity(outcomes.len());
-    let mut next_box = 1;
-    let mut oriented: Option<(usize, String)> = None;
+    let mut images = Images::default();
     for outcome in outcomes {
         report.findings.extend(outcome.findings);
         for name in outcome.others {
             *report.other_categories.entry(name).or_default() += 1;
         }
-        let Some(mut entry) = outcome.entry else {
-            continue;
-        };
-        for truth in &mut entry.truths {
-            truth.id = next_box;
-            next_box += 1;
+        if let Some(entry) = outcome.entry {
+            images.add_numbered(entry, outcome.is_oriented);
         }
-        if outcome.is_oriented {
-            oriented.get_or_insert((0, entry.file_name.clone())).0 += 1;
-        }
-        images.push(entry);
     }
-    let oriented = oriented
-        .as_ref()
-        .map(|(count, name)| (*count, name.as_str()));
-    report.findings.extend(context.oriented(oriented));
+    let (images, oriented) = images.finish();
+    report.findings.extend(oriented);
     report
         .findings
         .extend(without_annotation(&items, &chosen, &read));
@@ -260,27 +248,12 @@ fn read_image(
 ) -> Outcome {
     let mut outcome = Outcome::default();
     let listed = &item.listed;
-    let header = match context.check_image(&listed.path) {
-        Ok(header) => header,
-        Err(error) => {
-            let mut finding = context.unreadable(&error);
-            if let Some((list, line)) = &listed.by {
-                finding.reason =
-                    format!("{} (listed in {}:{line})", finding.reason, list.display());
-            }
-            outcome.findings.push(finding);
+    let (header, mut entry) = match context.listed_image(id, listed) {
+        Ok(found) => found,
+        Err(finding) => {
+            outcome.findings.push(*finding);
             return outcome;
         }
-    };
-    let (width, height) = header.upright();
-    let mut entry = ImageEntry {
-        id,
-        file_name: listed.name.clone(),
-        path: listed.path.clone(),
-        width,
-        height,
-        labels: Vec::new(),
-        truths: Vec::new(),
     };
     let xml = item.xml.as_deref().unwrap_or(Path::new(""));
     let xml = source::relative_name(&context.yaml.root, xml);

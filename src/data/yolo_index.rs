@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::check::Seen;
 use super::decode::READABLE_EXTENSIONS;
-use super::index::{Context, Draft};
+use super::index::{Context, Draft, Images};
 use super::report::{Finding, FindingKind, SplitReport};
 use super::source::{self, Listed};
 use super::{DataError, ImageEntry, Split, Truth, yolo};
@@ -60,29 +60,17 @@ pub(crate) fn index(context: &Context, entries: &[PathBuf]) -> Result<Draft, Dat
     let mut report = SplitReport::new(context.which.key(), "YOLO txt", places);
     report.images_listed = count;
     report.findings = listing.findings;
-    let mut images = Vec::with_capacity(outcomes.len());
-    let mut next_box = 1;
+    let mut images = Images::default();
     let mut label_files = 0;
-    let mut oriented: Option<(usize, String)> = None;
     for outcome in outcomes {
         report.findings.extend(outcome.findings);
         label_files += usize::from(outcome.has_label_file);
-        let Some(mut entry) = outcome.entry else {
-            continue;
-        };
-        for truth in &mut entry.truths {
-            truth.id = next_box;
-            next_box += 1;
+        if let Some(entry) = outcome.entry {
+            images.add_numbered(entry, outcome.is_oriented);
         }
-        if outcome.is_oriented {
-            oriented.get_or_insert((0, entry.file_name.clone())).0 += 1;
-        }
-        images.push(entry);
     }
-    let oriented = oriented
-        .as_ref()
-        .map(|(count, name)| (*count, name.as_str()));
-    report.findings.extend(context.oriented(oriented));
+    let (images, oriented) = images.finish();
+    report.findings.extend(oriented);
 
     let looked_for = looked_for(context, &chosen, entries, label_files);
     Ok(Draft {
@@ -106,27 +94,12 @@ fn read_image(context: &Context, id: u64, listed: &Listed, classes: usize) -> Ou
     };
     let labels = read_labels(&listed.path);
     outcome.has_label_file = matches!(labels, Ok(Some(_)));
-    let header = match context.check_image(&listed.path) {
-        Ok(header) => header,
-        Err(error) => {
-            let mut finding = context.unreadable(&error);
-            if let Some((list, line)) = &listed.by {
-                finding.reason =
-                    format!("{} (listed in {}:{line})", finding.reason, list.display());
-            }
-            outcome.findings.push(finding);
+    let (header, mut entry) = match context.listed_image(id, listed) {
+        Ok(found) => found,
+        Err(finding) => {
+            outcome.findings.push(*finding);
             return outcome;
         }
-    };
-    let (width, height) = header.upright();
-    let mut entry = ImageEntry {
-        id,
-        file_name: listed.name.clone(),
-        path: listed.path.clone(),
-        width,
-        height,
-        labels: Vec::new(),
-        truths: Vec::new(),
     };
     let (file, bytes) = match labels {
         Ok(Some(found)) => found,
@@ -154,7 +127,7 @@ fn read_image(context: &Context, id: u64, listed: &Listed, classes: usize) -> Ou
     }));
     let mut seen = Seen::default();
     for (line, row) in rows {
-        let bbox = row.to_pixels(width, height);
+        let bbox = row.to_pixels(entry.width, entry.height);
         let truth = Truth {
             id: 0, // numbered when all images are there
             class: row.class,

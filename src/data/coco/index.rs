@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::super::check::Seen;
 use super::super::frame;
-use super::super::index::{Context, Draft};
+use super::super::index::{Context, Draft, Images};
 use super::super::report::{Action, Finding, FindingKind, SplitReport};
 use super::super::{DataError, ImageEntry, Split, Truth};
 use super::classes::Classes;
@@ -59,24 +59,19 @@ pub(crate) fn index(
         })
         .collect();
 
-    let mut images = Vec::with_capacity(outcomes.len());
-    let mut oriented: Option<(usize, String)> = None;
+    let mut images = Images::default();
     for outcome in outcomes {
         report.findings.extend(outcome.findings);
         for category in outcome.other_categories {
             let name = classes.category_names[&category].clone();
             *report.other_categories.entry(name).or_default() += 1;
         }
-        let Some(entry) = outcome.entry else { continue };
-        if outcome.is_oriented {
-            oriented.get_or_insert((0, entry.file_name.clone())).0 += 1;
+        if let Some(entry) = outcome.entry {
+            images.add(entry, outcome.is_oriented);
         }
-        images.push(entry);
     }
-    let oriented = oriented
-        .as_ref()
-        .map(|(count, name)| (*count, name.as_str()));
-    report.findings.extend(context.oriented(oriented));
+    let (images, oriented) = images.finish();
+    report.findings.extend(oriented);
     Ok(Draft {
         split: Split {
             names: classes.names,
