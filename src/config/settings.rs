@@ -268,3 +268,13 @@ impl Settings {
 pub(super) fn keys() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|spec| spec.key)
 }
+
+/// Settings of a test: as if these options had been given.
+#[cfg(test)]
+pub(crate) fn settings(options: &[(&str, &str)]) -> Settings {
+    let mut settings = Settings::default();
+    for (name, value) in options {
+        settings.set(name, value).unwrap();
+    }
+    settings
+}

@@ -201,14 +201,7 @@ fn optimizer(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(options: &[(&str, &str)]) -> Settings {
-        let mut s = Settings::default();
-        for (name, value) in options {
-            s.set(name, value).unwrap();
-        }
-        s
-    }
+    use crate::config::settings::settings;
 
     #[test]
     fn auto_takes_adamw_for_short_runs_and_musgd_for_long_ones_and_says_so() {

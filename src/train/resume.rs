@@ -173,14 +173,7 @@ impl RunLock {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn settings(options: &[(&str, &str)]) -> Settings {
-        let mut s = Settings::default();
-        for (name, value) in options {
-            s.set(name, value).unwrap();
-        }
-        s
-    }
+    use crate::config::settings::settings;
 
     #[test]
     fn what_does_not_change_the_result_may_change_and_is_said() {
