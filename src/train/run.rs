@@ -59,14 +59,21 @@ pub fn run(
     })
 }
 
+/// Networks without bins regress distances directly.
+fn third_loss(network: &Network) -> ThirdLoss {
+    if network.spec.reg_max == 1 {
+        ThirdLoss::L1
+    } else {
+        ThirdLoss::Dfl
+    }
+}
+
 struct Run<'a> {
     settings: Settings,
     interrupted: &'a AtomicBool,
     console: &'a Console,
     folder: PathBuf,
     plan: Plan,
-    /// Of the schedule; `--resume RUN --epochs N` and `--time` change it.
-    epochs: usize,
     engine: Engine,
     device: Device,
     train: Loader,
@@ -166,11 +173,7 @@ impl<'a> Run<'a> {
             source,
         })?;
 
-        let third = if network.spec.reg_max == 1 {
-            ThirdLoss::L1
-        } else {
-            ThirdLoss::Dfl
-        };
+        let third = third_loss(&network);
         let metadata = Metadata {
             category_ids: train.category_ids.clone(),
             imgsz: settings.imgsz,
@@ -192,7 +195,6 @@ impl<'a> Run<'a> {
         };
         let mut run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, plan.algorithm.groups()),
-            epochs: settings.epochs,
             engine,
             settings,
             interrupted,
@@ -225,7 +227,7 @@ impl<'a> Run<'a> {
     /// Options as they are now, for people and for `--cfg`.
     fn write_options(&self) -> Result<(), TrainError> {
         let mut now = self.settings.clone();
-        now.epochs = self.epochs;
+        now.epochs = self.epochs();
         write(&self.folder.join("args.yaml"), now.to_yaml().as_bytes())
     }
 
@@ -254,8 +256,8 @@ impl<'a> Run<'a> {
             ));
         }
         if h.finished && self.is_over() {
-            let reason = if epoch >= self.epochs {
-                format!("all {} epochs are done", self.epochs)
+            let reason = if epoch >= self.epochs() {
+                format!("all {} epochs are done", self.epochs())
             } else {
                 format!("no better AP for {} epochs", self.settings.patience)
             };
@@ -289,8 +291,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// Epochs of the schedule; `--resume RUN --epochs N` and `--time` change them.
+    fn epochs(&self) -> usize {
+        self.plan.schedule.epochs
+    }
+
     fn set_epochs(&mut self, epochs: usize) {
-        self.epochs = epochs;
         self.plan.schedule.epochs = epochs;
         let (from, _) = mosaic_off_from(epochs, self.settings.close_mosaic);
         self.plan.mosaic_off_from = from;
@@ -309,7 +315,7 @@ impl<'a> Run<'a> {
             version: env!("CARGO_PKG_VERSION").into(),
             isa: ops::isa().name().into(),
             settings: self.settings.to_yaml(),
-            epochs: self.epochs,
+            epochs: self.epochs(),
             position: self.position,
             loss: self.shown,
             best: self.best,
@@ -376,7 +382,7 @@ impl<'a> Run<'a> {
         while !self.is_over() {
             self.whole_epoch()?;
         }
-        if self.position.epoch < self.epochs {
+        if self.position.epoch < self.epochs() {
             self.console.note(format!(
                 "no better AP for {} epochs (--patience): training ends",
                 self.settings.patience
@@ -392,7 +398,7 @@ impl<'a> Run<'a> {
             Some(best) if self.val.is_some() => done.saturating_sub(best.epoch + 1),
             _ => 0,
         };
-        done >= self.epochs || (patience > 0 && waited >= patience)
+        done >= self.epochs() || (patience > 0 && waited >= patience)
     }
 
     /// What is left of the current epoch, its validation, and everything that is written after it.
@@ -446,7 +452,7 @@ impl<'a> Run<'a> {
         };
         let done = self.position.epoch;
         let epochs = ((hours * 3600.0 * done as f64 / self.seconds()) as usize).max(done);
-        if epochs != self.epochs {
+        if epochs != self.epochs() {
             self.set_epochs(epochs);
             self.write_options()?;
             self.console.note(format!(
@@ -458,12 +464,8 @@ impl<'a> Run<'a> {
 
     /// The batches of an epoch from the current position on.
     fn epoch(&mut self, epoch: usize) -> Result<(), TrainError> {
-        let weights = head_weights(self.engine.network.spec.one_to_one, epoch, self.epochs);
-        let third = if self.engine.network.spec.reg_max == 1 {
-            "l1"
-        } else {
-            "dfl"
-        };
+        let weights = head_weights(self.engine.network.spec.one_to_one, epoch, self.epochs());
+        let third = third_loss(&self.engine.network).name();
         let batches = self.train.batches_per_epoch();
         let images = |b| {
             (0..b)
@@ -472,7 +474,7 @@ impl<'a> Run<'a> {
         };
         let first = self.position.batch;
         let (mut done, total) = (images(first), images(batches));
-        let mut bar = self.console.epoch_bar(epoch + 1, self.epochs, total);
+        let mut bar = self.console.epoch_bar(epoch + 1, self.epochs(), total);
         let gains = self.engine.gains;
         for (i, batch) in (first..).zip(self.train.train_epoch(epoch, first)) {
             if self.interrupted.load(Ordering::Relaxed) {
