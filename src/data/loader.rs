@@ -161,14 +161,25 @@ impl Loader {
 
     /// The split's images in a fixed order, letterboxed, `batch` at a time; boxes are the training labels at that size.
     pub fn val_batches(&self, batch: usize) -> Batches {
+        self.val_batches_of(batch, 0, 1)
+    }
+
+    /// The part of [`val_batches`](Self::val_batches) that `rank` of `ranks` validates: of B batches those from
+    /// floor(rank B / ranks) to floor((rank + 1) B / ranks), with the very content that they have on one rank. It may
+    /// be empty.
+    pub fn val_batches_of(&self, batch: usize, rank: usize, ranks: usize) -> Batches {
         let sizes: Vec<(u32, u32)> = self
             .split
             .images
             .iter()
             .map(|entry| (entry.width, entry.height))
             .collect();
+        let mut batches = validation_batches(&sizes, self.config.imgsz, batch, self.config.rect);
+        let n = batches.len();
+        batches.truncate((rank + 1) * n / ranks);
+        batches.drain(..(rank * n / ranks).min(batches.len()));
         let plan = ValidationPlan {
-            batches: validation_batches(&sizes, self.config.imgsz, batch, self.config.rect),
+            batches,
             split: self.split.clone(),
             cache: self.cache.clone(),
         };

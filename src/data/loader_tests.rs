@@ -251,6 +251,34 @@ fn each_image_is_validated_once_and_its_boxes_map_back() {
 }
 
 #[test]
+fn ranks_validate_consecutive_whole_batches_that_are_those_of_one_rank() {
+    for rect in [true, false] {
+        for images in [0, 1, 13] {
+            let config = LoaderConfig {
+                rect,
+                workers: images % 3,
+                ..everything()
+            };
+            let l = loader(images, config);
+            let whole: Vec<Batch> = l.val_batches(4).map(|b| b.expect("loads")).collect();
+            for ranks in [1, 2, 3, 5, 7] {
+                let mut joined = vec![];
+                for rank in 0..ranks {
+                    let part = l.val_batches_of(4, rank, ranks);
+                    let announced = part.images();
+                    let part: Vec<Batch> = part.map(|b| b.expect("loads")).collect();
+                    assert_eq!(announced, part.iter().map(Batch::len).sum::<usize>());
+                    let n = whole.len();
+                    assert_eq!(part.len(), (rank + 1) * n / ranks - rank * n / ranks);
+                    joined.extend(part);
+                }
+                assert_eq!(joined, whole, "{images} images, {ranks} ranks");
+            }
+        }
+    }
+}
+
+#[test]
 fn an_unreadable_image_ends_the_epoch_with_its_name() {
     for workers in [0, 2] {
         let config = LoaderConfig {

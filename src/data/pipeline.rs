@@ -185,6 +185,13 @@ impl Batches {
         batches
     }
 
+    /// Images of the batches that are still to come.
+    pub fn images(&self) -> usize {
+        (self.next..self.plan.batches())
+            .map(|batch| self.plan.images(batch))
+            .sum()
+    }
+
     fn make(&mut self) -> Result<Batch, LoaderError> {
         let batch = self.next;
         if let Some(error) = self.early.take() {

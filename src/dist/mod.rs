@@ -4,6 +4,7 @@
 //!   asynchronous with a [`Handle`]. Engines: [`Single`], [`tcp`] (built in), `mpi` (feature).
 //! - [`tree`] is the order of every sum over lanes; [`ProcessGroup::all_reduce_tree`] gives the same bits whatever the
 //!   number of ranks.
+//! - [`agree`] tells every rank how the others' part of some work ended.
 //! - [`store`] is where ranks meet, [`handshake`] compares what they are about to do, [`launch`] starts processes.
 //!
 //! ```
@@ -27,6 +28,7 @@
 //!
 //! Order of reading: `group.rs`, `tree.rs`, `mesh/reduce.rs`, `mesh/executor.rs`, `tcp/connect.rs`.
 
+mod agree;
 pub mod bench;
 mod buffer;
 mod error;
@@ -45,6 +47,7 @@ pub mod tcp;
 pub mod testing;
 pub mod tree;
 
+pub use agree::{Agreement, Report, agree};
 pub use buffer::{Buffer, DType, Element, ReduceOp};
 pub use error::{Collective, DistError};
 pub use group::{Call, Channel, Partials, ProcessGroup, Work};

@@ -89,10 +89,10 @@ impl ClassMetrics {
 /// image `truths` must be in the order of the file, which decides between equal overlaps.
 #[derive(Clone)]
 pub struct Evaluator<'a> {
-    split: &'a Split,
-    coco: StreamingEval,
+    pub(super) split: &'a Split,
+    pub(super) coco: StreamingEval,
     /// By image index, so that nothing depends on the order in which images came.
-    outcomes: BTreeMap<usize, Vec<Outcome>>,
+    pub(super) outcomes: BTreeMap<usize, Vec<Outcome>>,
 }
 
 impl<'a> Evaluator<'a> {

@@ -63,6 +63,11 @@ impl<'a> Inference<'a> {
         }
     }
 
+    #[must_use]
+    pub fn network(&self) -> &'a Network {
+        self.network
+    }
+
     /// The loss weighs the classes as training does.
     #[must_use]
     pub fn with_class_weights(mut self, weights: Option<Arc<[f64]>>) -> Self {

@@ -6,6 +6,9 @@
 //!                                                       -> Predictions::add -> predictions.json
 //! ```
 //!
+//! [`validate`] does this on every rank of a process group for its part of the batches; the parts merge on rank 0 into what
+//! one rank alone would have found, to the last bit.
+//!
 //! Both consumers read a detection through the same conversion (`results::CocoDetection`), so the COCO API run on
 //! predictions.json sees the very numbers that the evaluator saw.
 
@@ -15,6 +18,8 @@ mod confusion;
 mod curves;
 mod error;
 mod infer;
+mod merge;
+mod partial;
 mod pictures;
 mod predictions;
 mod results;
@@ -24,6 +29,8 @@ mod zero_id;
 
 #[cfg(test)]
 mod coco_tests;
+#[cfg(test)]
+mod merge_tests;
 #[cfg(test)]
 mod suppress_tests;
 #[cfg(test)]
@@ -35,6 +42,8 @@ pub use confusion::ConfusionMatrix;
 pub use curves::{ClassCurves, Curves};
 pub use error::EvalError;
 pub use infer::{Inference, Inferred, micro_batch};
+pub use merge::{Figures, Validated};
+pub use partial::StateError;
 pub use pictures::BatchPictures;
 pub use predictions::Predictions;
 pub use suppress::{SuppressConfig, end_to_end, suppress};

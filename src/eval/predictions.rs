@@ -18,8 +18,9 @@ use crate::report::files::write_atomic_with;
 /// the same detections. One detection a line, images in the order of the split, each image's detections as given.
 #[derive(Debug, Clone)]
 pub struct Predictions<'a> {
-    split: &'a Split,
-    images: BTreeMap<usize, Vec<CocoDetection>>,
+    pub(super) split: &'a Split,
+    /// By image index.
+    pub(super) images: BTreeMap<usize, Vec<CocoDetection>>,
 }
 
 #[derive(Serialize)]

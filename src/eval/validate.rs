@@ -1,12 +1,15 @@
 //! A pass over a split: detections, figures, loss.
 
+use super::merge::{Validated, merge};
+use super::partial::{Partial, StateError};
 use super::{
-    Curves, Detection, EvalError, Evaluator, Inference, Inferred, Metrics, Predictions,
-    SuppressConfig, end_to_end, micro_batch, suppress,
+    Curves, Detection, EvalError, Inference, Inferred, Metrics, Predictions, SuppressConfig,
+    end_to_end, micro_batch, suppress,
 };
 use crate::data::Split;
 use crate::data::batch::{Batch, Letterbox};
 use crate::data::loader::LoaderError;
+use crate::dist::{DistError, ProcessGroup};
 use crate::loss::ShownLoss;
 use crate::model::Network;
 use rayon::prelude::*;
@@ -62,9 +65,20 @@ pub enum ValidateError {
     Loader(#[from] LoaderError),
     #[error(transparent)]
     Eval(#[from] EvalError),
-    /// Ctrl-C.
+    /// Ctrl-C, on this rank or another.
     #[error("interrupted")]
     Interrupted,
+    /// Another rank could not validate its part.
+    #[error("validation failed on rank {rank}: {reason}")]
+    Peer { rank: usize, reason: String },
+    /// What another rank sent.
+    #[error("the validation state of rank {rank} cannot be used: {source}")]
+    State { rank: usize, source: StateError },
+    /// What another rank found does not belong to this.
+    #[error("the validation of rank {rank} cannot be merged: {source}")]
+    Merge { rank: usize, source: EvalError },
+    #[error(transparent)]
+    Dist(#[from] DistError),
 }
 
 /// What a validation found.
@@ -75,51 +89,58 @@ pub struct Validation<'a> {
     pub predictions: Predictions<'a>,
 }
 
-/// Validates `inference` on `batches` of `split`. `progress` gets the images done.
+/// Validates `inference` on `batches` of `split`, this rank's part of them
+/// ([`Loader::val_batches_of`](crate::data::loader::Loader::val_batches_of)), and merges what all ranks of `group` found: the
+/// result has the bits of one rank's over all batches. `progress` gets this rank's images done. No rank waits for another
+/// before its own batches are over.
 ///
 /// # Errors
-/// [`ValidateError`]: an unreadable image, figures that are not finite, an interruption.
+/// [`ValidateError`], on every rank where one fails: an unreadable image, figures that are not finite, an interruption.
 pub fn validate<'a>(
-    network: &Network,
+    group: &dyn ProcessGroup,
+    inference: &Inference,
+    split: &'a Split,
+    batches: impl Iterator<Item = Result<Batch, LoaderError>>,
+    choice: &Choice,
+    interrupted: &AtomicBool,
+    progress: impl FnMut(usize),
+) -> Result<Validated<'a>, ValidateError> {
+    let own = part(inference, split, batches, choice, interrupted, progress);
+    merge(group, split, own)
+}
+
+/// What this rank finds in its batches.
+fn part<'a>(
     inference: &Inference,
     split: &'a Split,
     batches: impl Iterator<Item = Result<Batch, LoaderError>>,
     choice: &Choice,
     interrupted: &AtomicBool,
     mut progress: impl FnMut(usize),
-) -> Result<Validation<'a>, ValidateError> {
-    let mut evaluator = Evaluator::new(split)?;
-    let mut predictions = Predictions::new(split);
-    let mut loss = ShownLoss::default();
+) -> Result<Partial<'a>, ValidateError> {
+    let mut partial = Partial::new(split)?;
     let mut done = 0;
     for batch in batches {
         if interrupted.load(Ordering::Relaxed) {
             return Err(ValidateError::Interrupted);
         }
         let batch = batch?;
-        let (out, batch_loss) = inference.run_with_loss(&micro_batch(&batch), choice.end_to_end);
-        loss.add(batch_loss);
+        let (out, loss) = inference.run_with_loss(&micro_batch(&batch), choice.end_to_end);
+        partial.losses.push(loss);
         let found: Vec<Vec<Detection>> = (0..batch.len())
             .into_par_iter()
             .map(|i| {
                 let image = batch.images[i];
                 let entry = &split.images[image.index];
                 let size = (entry.width, entry.height);
-                choice.detections(network, &out, i, &image.letterbox, size, None)
+                choice.detections(inference.network(), &out, i, &image.letterbox, size, None)
             })
             .collect();
         for (image, found) in batch.images.iter().zip(&found) {
-            evaluator.add(image.index, found)?;
-            predictions.add(image.index, found)?;
+            partial.add(image.index, found)?;
         }
         done += batch.len();
         progress(done);
     }
-    let (metrics, curves) = evaluator.finish_with_curves();
-    Ok(Validation {
-        metrics,
-        curves,
-        loss,
-        predictions,
-    })
+    Ok(partial)
 }

@@ -120,6 +120,9 @@ pub enum TrainError {
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Interrupted,
+    /// Validation over several ranks.
+    #[error(transparent)]
+    Validate(ValidateError),
 }
 
 impl From<ValidateError> for TrainError {
@@ -128,6 +131,7 @@ impl From<ValidateError> for TrainError {
             ValidateError::Loader(e) => Self::Loader(e),
             ValidateError::Eval(e) => Self::Eval(e),
             ValidateError::Interrupted => Self::Interrupted,
+            e => Self::Validate(e),
         }
     }
 }

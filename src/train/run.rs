@@ -20,6 +20,7 @@ use crate::data::Split;
 use crate::data::fingerprint::fingerprint;
 use crate::data::loader::Loader;
 use crate::data::sampler::{Sampler, mosaic_off_from};
+use crate::dist::Single;
 use crate::eval::{BatchPictures, Inference, Validation, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::Network;
@@ -552,14 +553,16 @@ impl<'a> Run<'a> {
         let batches = loader.val_batches(self.settings.batch);
         let c = choice(&self.settings);
         let v = validate(
-            network,
+            &Single::new(),
             &inference,
             split,
             batches,
             &c,
             self.interrupted,
             |done| bar.tick(done, &[], ""),
-        )?;
+        )?
+        .whole
+        .expect("rank 0 has the whole");
         bar.clear();
         let m = &v.metrics;
         self.console.note(format!(
@@ -684,14 +687,16 @@ pub fn val(
         let batches = loader.val_batches(settings.batch);
         let c = choice(settings);
         let v = validate(
-            &network,
+            &Single::new(),
             &inference,
             &split,
             batches,
             &c,
             interrupted,
             |done| bar.tick(done, &[], ""),
-        )?;
+        )?
+        .whole
+        .expect("rank 0 has the whole");
         bar.finish();
         v.predictions.write(&folder.join("predictions.json"))?;
         if settings.plots {
