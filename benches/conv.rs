@@ -10,7 +10,7 @@ use yolo_train::ops::cpu::conv::{
     ConvShape, Epilogue, conv_backward_data, conv_backward_weight, conv_forward,
 };
 use yolo_train::ops::cpu::isa::Isa;
-use yolo_train::ops::cpu::lanes::cut;
+use yolo_train::ops::cpu::lanes::{LaneSums, cut};
 use yolo_train::ops::cpu::peak::peak_flops;
 
 struct Layers {
@@ -216,7 +216,16 @@ fn main() {
                 keep(
                     i,
                     2,
-                    timed(&mut || conv_backward_weight(isa, s, x, dy, &lanes, dw)),
+                    timed(&mut || {
+                        conv_backward_weight(
+                            isa,
+                            s,
+                            x,
+                            dy,
+                            &lanes,
+                            &mut LaneSums::all(&(0..lanes.len()), dw),
+                        )
+                    }),
                 );
             }
             peaks.push(peak_flops(isa));

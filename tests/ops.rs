@@ -6,6 +6,7 @@ mod isa;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use yolo_train::model::init::{hash_name, uniform};
+use yolo_train::ops::cpu::lanes::Lanes;
 use yolo_train::ops::{self, Activation, ConvNorm, Norm};
 
 fn drawn(name: &str, dims: [usize; 4]) -> Vec<f64> {
@@ -99,13 +100,13 @@ fn convolutions_equal_their_float64_reference() {
         ] {
             let inputs = [[n, h, w, ci], [k, k, ci / groups, co]];
             check(&format!("conv k{k} s{stride} g{groups}"), &inputs, |t| {
-                ops::conv(t[0].clone(), t[1].clone(), stride, groups)
+                ops::conv(t[0].clone(), t[1].clone(), stride, groups, &Lanes::USUAL)
             });
         }
         check(
             "conv with bias",
             &[[n, h, w, 9], [1, 1, 9, 5], [1, 1, 1, 5]],
-            |t| ops::conv_bias(t[0].clone(), t[1].clone(), vector(&t[2])),
+            |t| ops::conv_bias(t[0].clone(), t[1].clone(), vector(&t[2]), &Lanes::USUAL),
         );
     }
 }
@@ -123,6 +124,7 @@ fn batch_norms_equal_their_float64_reference() {
                         vector(&t[2]),
                         Norm::Batch,
                         act,
+                        &Lanes::USUAL,
                     )
                     .0
                 });
@@ -134,6 +136,7 @@ fn batch_norms_equal_their_float64_reference() {
                         vector(&t[2]),
                         fixed.clone(),
                         act,
+                        &Lanes::USUAL,
                     )
                     .0
                 });
@@ -154,13 +157,14 @@ fn folded_inference_equals_convolution_and_norm_in_float64() {
                 )
             };
             let p = ConvNorm {
-                weight: t("w", [k, k, ci / groups, co]),
-                gamma: vector(&t("gamma", [1, 1, 1, co])),
-                beta: vector(&t("beta", [1, 1, 1, co])),
+                weight: t("w", [k, k, ci / groups, co]).into(),
+                gamma: vector(&t("gamma", [1, 1, 1, co])).into(),
+                beta: vector(&t("beta", [1, 1, 1, co])).into(),
                 stride,
                 groups,
                 norm: Norm::Fixed((vec![0.1; co], vec![0.3; co]).into()),
                 act: Activation::Silu,
+                lanes: Lanes::USUAL,
             };
             host(ops::conv_norm_act(t("x", [2, 9, 7, ci]), p).0)
         };

@@ -25,7 +25,7 @@ pub enum Parsed {
 /// # Errors
 /// [`ConfigError`], each a single line.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, ConfigError> {
-    let words = with_negative_values(words);
+    let words = with_negative_values(words.into_iter().map(without_negation));
     let matches = match program().try_get_matches_from(&words) {
         Ok(matches) => matches,
         Err(error)
@@ -47,6 +47,16 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, Config
     };
     let settings = Settings::resolve(command, &given(command, matches))?;
     Ok(Parsed::Run(command, Box::new(settings)))
+}
+
+/// `--no-val` is `--val=false`, for every flag.
+fn without_negation(word: OsString) -> OsString {
+    let flag = word
+        .to_str()
+        .and_then(|w| w.strip_prefix("--no-").or(w.strip_prefix("--no_")))
+        .and_then(find)
+        .filter(|spec| spec.kind == Kind::Flag);
+    flag.map_or(word, |spec| format!("--{}=false", spec.name).into())
 }
 
 /// The words, with `--device -1,-1` as `--device=-1,-1`: to clap only plain negative numbers can be values that begin with a
@@ -316,6 +326,18 @@ mod tests {
             assert_eq!(settings.cos_lr, cos_lr, "{words}");
             assert_eq!(settings.is_given("cos-lr"), !words.is_empty(), "{words}");
         }
+        for (words, val) in [
+            ("--no-val", false),
+            ("--no_val", false),
+            ("--no-val --val", true),
+        ] {
+            let settings = run(words).1;
+            assert_eq!(
+                (settings.val, settings.is_given("val")),
+                (val, true),
+                "{words}"
+            );
+        }
     }
 
     #[test]
@@ -373,8 +395,8 @@ mod tests {
             ("--frobnicate", "unknown option --frobnicate (see --help)"),
             ("-e 3", "unknown option -e (see --help)"),
             (
-                "--no-val",
-                "unknown option --no-val; did you mean --val false? (see --help)",
+                "--no-epochs",
+                "unknown option --no-epochs; did you mean --epochs? (see --help)",
             ),
             (
                 "--cache ram",

@@ -9,7 +9,7 @@ use crate::train::{compute_pool, cores};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     let interrupted = interrupt::listen()?;
-    let pool = compute_pool(settings)?;
+    let pool = compute_pool(settings, 1)?;
     let workers = settings.workers_or_default(cores());
     let end = pool.install(|| predict::run(settings, workers, &interrupted, &Console::new()));
     match end {

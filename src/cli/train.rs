@@ -3,12 +3,15 @@
 use super::interrupt;
 use super::outcome::Outcome;
 use crate::config::Settings;
+use crate::dist::{ProcessGroup, Single};
 use crate::report::Console;
 use crate::train::{self, TrainError};
+use std::sync::Arc;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     let interrupted = interrupt::listen()?;
-    ended(train::run(settings, &interrupted, &Console::new()))
+    let group: Arc<dyn ProcessGroup> = Arc::new(Single::new());
+    ended(train::run(settings, &group, &interrupted, &Console::new()))
 }
 
 /// How a command that leaves a folder has ended.

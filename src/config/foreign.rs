@@ -38,7 +38,6 @@ const FOREIGN: &[(&str, &str, &str)] = &[
         ALWAYS,
         "the layout in memory is always channels last",
     ),
-    ("sync_bn", LATER, "this version trains on one device"),
     // Loss
     ("cls_pw", ALWAYS, "--class-weights balanced does it"),
     ("distill_model", LATER, "distillation"),

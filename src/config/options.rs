@@ -249,8 +249,13 @@ options! {
         "threads" threads: Option<usize> = Unset("one per processor core"),
             Kind::Integer { min: 1, max: 1024 }, COMPUTE,
             "Threads that compute; the results do not depend on it";
-        "lanes" lanes: usize = Is("4"), Kind::Integer { min: 1, max: 1024 }, TRAIN_BENCH,
+        "lanes" lanes: Option<usize> = Unset("4, or the number of ranks where that is not 1, 2 or 4"),
+            Kind::Integer { min: 1, max: 1024 }, TRAIN_BENCH,
             "Parts of a batch that sums are formed in; the results depend on it, not on threads or ranks";
+        "sync-bn" sync_bn: bool = Is("true"), Kind::Flag, TRAIN_BENCH,
+            "With several ranks: batch norms take the statistics of the whole batch, not of each rank's part";
+        "bucket-mb" bucket_mb: f64 = Is("4.0"), Kind::Number(Interval::above(0.0, 4096.0)), TRAIN_BENCH,
+            "With several ranks: gradients go over in parts of so many MiB, while the rest is computed";
         "steps" steps: usize = Is("10"), Kind::Integer { min: 1, max: 100_000 }, BENCH,
             "Training steps to time";
         "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,

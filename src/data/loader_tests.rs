@@ -139,7 +139,11 @@ fn shards_are_parts_of_the_same_batch() {
     let whole = epoch(&loader(30, everything()), 0, 0);
     let parts: Vec<Vec<Batch>> = (0..3)
         .map(|index| {
-            let shard = Shard { index, count: 3 };
+            let shard = Shard {
+                index,
+                count: 3,
+                lanes: 4,
+            };
             epoch(
                 &loader(
                     30,
@@ -405,6 +409,10 @@ fn an_impossible_configuration_is_named() {
         })
         .contains("imgsz is 100")
     );
-    let shard = Shard { index: 2, count: 2 };
+    let shard = Shard {
+        index: 2,
+        count: 2,
+        lanes: 4,
+    };
     assert!(error(LoaderConfig { shard, ..base() }).contains("shard"));
 }

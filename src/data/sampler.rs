@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::ops::cpu::lanes::Lanes;
+
 use super::random::{Draws, Stream, rng};
 
 /// Mosaic, mixup and cutmix take their partners from the positions within this distance in the epoch's order.
@@ -62,22 +64,27 @@ pub fn partner_window(position: usize, images: usize) -> Range<usize> {
     start..start + length
 }
 
-/// One of `count` equal parts of every global batch. Part i of n positions begins at floor(i n / count), so that
-/// parts hold whole lanes wherever `count` divides the number of lanes.
+/// The part of every global batch that rank `index` of `count` holds: whole lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shard {
     pub index: usize,
     pub count: usize,
+    /// Lanes of all ranks together, at least `count`.
+    pub lanes: usize,
 }
 
 impl Shard {
-    pub const WHOLE: Shard = Shard { index: 0, count: 1 };
+    pub const WHOLE: Shard = Shard {
+        index: 0,
+        count: 1,
+        lanes: 1,
+    };
 
     /// This part of `positions`.
     pub fn of(&self, positions: Range<usize>) -> Range<usize> {
-        let n = positions.len();
-        positions.start + self.index * n / self.count
-            ..positions.start + (self.index + 1) * n / self.count
+        let lanes = Lanes::of_rank(self.lanes, self.index, self.count, positions.len());
+        let part = lanes.images().unwrap_or_default();
+        positions.start + part.start..positions.start + part.end
     }
 }
 
@@ -186,10 +193,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shards_cut_a_batch_without_gap(n in 0usize..200, start in 0usize..50, count in 1usize..9) {
+        fn shards_cut_a_batch_without_gap(n in 0usize..200, start in 0usize..50, count in 1usize..9, more in 0usize..9) {
             let mut next = start;
             for index in 0..count {
-                let part = Shard { index, count }.of(start..start + n);
+                let part = Shard { index, count, lanes: count + more }.of(start..start + n);
                 prop_assert_eq!(part.start, next);
                 next = part.end;
             }

@@ -41,6 +41,7 @@ mod log;
 mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod ranks;
 mod single;
 pub mod store;
 pub mod tcp;
@@ -54,4 +55,5 @@ pub use group::{Call, Channel, Partials, ProcessGroup, Work};
 pub use handle::{FromOutput, Handle, Output};
 pub use handshake::handshake;
 pub use log::{Entry, REMEMBERED, State};
+pub use ranks::GroupRanks;
 pub use single::Single;

@@ -7,35 +7,9 @@
 use std::ops::Range;
 
 use super::buffer::{Element, ReduceOp};
+use crate::ops::cpu::lanes::half;
 
-/// The lanes that `rank` of `size` holds: `floor(rank lanes / size)` to `floor((rank + 1) lanes / size)`.
-pub fn lanes_of(rank: usize, size: usize, lanes: usize) -> Range<usize> {
-    rank * lanes / size..(rank + 1) * lanes / size
-}
-
-/// Where a subtree over `range` divides.
-fn half(range: &Range<usize>) -> usize {
-    range.start + range.len().next_power_of_two() / 2
-}
-
-/// The largest whole subtrees of the tree over `0..lanes` that make up `own`, in order.
-pub fn nodes(lanes: usize, own: Range<usize>) -> Vec<Range<usize>> {
-    fn walk(node: Range<usize>, own: &Range<usize>, out: &mut Vec<Range<usize>>) {
-        if node.is_empty() || node.end <= own.start || own.end <= node.start {
-            return;
-        }
-        if own.start <= node.start && node.end <= own.end {
-            out.push(node);
-            return;
-        }
-        let half = half(&node);
-        walk(node.start..half, own, out);
-        walk(half..node.end, own, out);
-    }
-    let mut out = Vec::new();
-    walk(0..lanes, &own, &mut out);
-    out
-}
+pub use crate::ops::cpu::lanes::{lanes_of, nodes};
 
 /// A step of the evaluation on a stack.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -47,7 +47,7 @@ fn compute() -> Result<String, String> {
     let device = Device::flex();
     let a = Tensor::<4>::from_data(TensorData::new(x.clone(), [n, h, w, ci]), &device);
     let b = Tensor::<4>::from_data(TensorData::new(weight.clone(), [3, 3, ci, co]), &device);
-    let y: Vec<f32> = ops::conv(a, b, 1, 1)
+    let y: Vec<f32> = ops::conv(a, b, 1, 1, &ops::cpu::lanes::Lanes::USUAL)
         .into_data()
         .try_to_vec()
         .map_err(|e| format!("the result cannot be read: {e:?}"))?;

@@ -106,7 +106,9 @@ impl<'a> Inference<'a> {
             class_weights: self.class_weights.as_deref(),
             topk,
         };
-        let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0).1;
+        let lanes = self.tensors.lanes();
+        let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0, lanes).1;
+        let loss = ShownLoss::over_lanes(&loss);
         (self.read(batch, out, two && end_to_end), loss)
     }
 

@@ -2,6 +2,7 @@
 
 use super::{Components, Gains, GroundTruth, HeadLoss};
 use crate::ops;
+use crate::ops::cpu::lanes;
 use burn::tensor::{Device, Tensor};
 
 /// Images of equal size with their objects.
@@ -48,6 +49,16 @@ impl ShownLoss {
         [s.boxes, s.classes, s.distances, self.score_sum]
             .iter()
             .all(|v| v.is_finite())
+    }
+
+    /// Of all lanes, in the tree's order.
+    #[must_use]
+    pub fn over_lanes(lanes: &[ShownLoss]) -> Self {
+        lanes::tree(0..lanes.len(), &mut |l| Some(lanes[l]), &mut |mut a, b| {
+            a.add(b);
+            a
+        })
+        .unwrap_or_default()
     }
 
     /// Adds another part.

@@ -15,7 +15,6 @@ use super::anchors::Anchors;
 use super::assign::{GroundTruth, Positive, assign};
 use super::criterion::{Components, Criterion};
 use crate::ops::cpu::isa::{Isa, Kernel};
-use crate::ops::cpu::norm::tree;
 use crate::ops::cpu::simd::{Simd, exp};
 
 /// Scores of a task.
@@ -60,7 +59,7 @@ impl FastLoss {
 /// Loss of `out` against `truths` (one list per image), and the gradient of `weight` times its gained sum
 /// (`sum of gain * numerator`) with respect to boxes and scores, which overwrites `d_boxes` and `d_scores`.
 ///
-/// `lanes` are ranges of images that make up all of them; their sums are merged as in [`tree`].
+/// `lanes` are ranges of images that make up all of them; the result has one loss for each.
 ///
 /// # Panics
 /// If lengths do not fit the anchors and the number of lists.
@@ -75,7 +74,7 @@ pub fn head_loss_and_gradient(
     lanes: &[Range<usize>],
     d_boxes: &mut [f32],
     d_scores: &mut [f32],
-) -> FastLoss {
+) -> Vec<FastLoss> {
     let (boxes, scores) = (anchors.len() * 4 * c.reg_max, anchors.len() * out.classes);
     let n = truths.len();
     assert_eq!(out.boxes.len(), n * boxes, "box outputs of {n} images");
@@ -84,7 +83,7 @@ pub fn head_loss_and_gradient(
     assert_eq!(d_scores.len(), n * scores, "gradient of score outputs");
     if n * scores == 0 {
         d_boxes.fill(0.0);
-        return FastLoss::default();
+        return vec![FastLoss::default(); lanes.len()];
     }
     let by_score = c.class_weights.map(|w| by_score(w, out.classes));
     let outputs = out
@@ -117,7 +116,7 @@ pub fn head_loss_and_gradient(
             .iter()
             .fold(FastLoss::default(), |a, b| a.merge(*b))
     };
-    tree(lanes.iter().map(lane).collect(), FastLoss::merge).unwrap_or_default()
+    lanes.iter().map(lane).collect()
 }
 
 /// The classes' weights over and over, for the scores of a task that begins at any class.

@@ -5,11 +5,12 @@ use super::{
 };
 use crate::model::HeadOutput;
 use crate::ops;
-use crate::ops::cpu::lanes;
+use crate::ops::cpu::lanes::Lanes;
 use burn::tensor::Tensor;
 use std::sync::{Arc, OnceLock};
 
-/// `weight` times the gained numerators as a tensor whose backward pass gives their gradient, and what is shown.
+/// `weight` times the gained numerators as a tensor whose backward pass gives their gradient, and what is shown of each
+/// lane (without kernels, everything in the first).
 ///
 /// In float32 on the CPU the tensor's value is 0: value and gradient were computed at once, outside the graph, and
 /// only the gradient enters it. Elsewhere it is the reference of [`head_loss`].
@@ -19,10 +20,15 @@ pub fn weighted_loss(
     anchors: &Anchors,
     c: &Criterion,
     weight: f64,
-) -> (Tensor<1>, ShownLoss) {
+    lanes: &Lanes,
+) -> (Tensor<1>, Vec<ShownLoss>) {
+    let lanes = lanes.cut(truths.len());
     if !ops::kernels_apply(&out.scores) {
         let loss = head_loss(out, truths, anchors, c);
-        let shown = ShownLoss::of(Some(&loss));
+        let mut shown = vec![ShownLoss::default(); lanes.len()];
+        if let Some(first) = shown.first_mut() {
+            *first = ShownLoss::of(Some(&loss));
+        }
         return (loss.total * weight, shown);
     }
     let found = Arc::new(OnceLock::new());
@@ -30,7 +36,6 @@ pub fn weighted_loss(
     let (reg_max, gains, topk) = (c.reg_max, c.gains, c.topk);
     let class_weights = c.class_weights.map(<[f64]>::to_vec);
     let classes = out.scores.dims()[2];
-    let lanes = lanes::cut(truths.len(), ops::lanes());
     let run = move |boxes: &[f32], scores: &[f32], d_boxes: &mut [f32], d_scores: &mut [f32]| {
         let raw = RawHead {
             boxes,
@@ -51,14 +56,12 @@ pub fn weighted_loss(
         let _ = found_by.set(loss);
     };
     let (d_boxes, d_scores) = ops::on_slices(out.boxes.clone(), out.scores.clone(), Arc::new(run));
-    let loss: super::FastLoss = found.get().copied().expect("the function ran");
+    let loss: &Vec<super::FastLoss> = found.get().expect("the function ran");
     let total = ops::with_gradient(out.boxes.clone(), d_boxes)
         + ops::with_gradient(out.scores.clone(), d_scores);
-    (
-        total,
-        ShownLoss {
-            sums: loss.sums,
-            score_sum: loss.score_sum,
-        },
-    )
+    let shown = loss.iter().map(|l| ShownLoss {
+        sums: l.sums,
+        score_sum: l.score_sum,
+    });
+    (total, shown.collect())
 }

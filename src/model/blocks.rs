@@ -138,6 +138,7 @@ impl ConvNorm {
                 groups: self.groups,
                 norm: t.norm(self.norm),
                 act: self.act,
+                lanes: t.lanes().clone(),
             },
         );
         if let Some(s) = stats {

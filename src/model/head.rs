@@ -58,6 +58,7 @@ impl Branch {
             x,
             p.tensors.weight(self.weight),
             p.tensors.vector(self.bias),
+            p.tensors.lanes(),
         );
         let [n, h, w, c] = y.dims();
         y.reshape([n, h * w, c])

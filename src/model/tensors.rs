@@ -1,8 +1,11 @@
 //! Parameters and running statistics as tensors, for one forward pass.
 
 use super::layout::{Layout, NormId, NormInfo, ParamId};
+use crate::ops::cpu::lanes::Lanes;
+use crate::ops::ranks::{GradientSink, Param as Parameter, Ranks, Slot, Synced};
 use crate::ops::{BatchStats, Norm};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use std::sync::Arc;
 
 enum Param {
     Weight(Tensor<4>),
@@ -12,8 +15,12 @@ enum Param {
 /// Parameters (and, for evaluation or frozen norms, running statistics) on a device.
 pub struct Tensors {
     params: Vec<Param>,
+    /// Which parameters have gradients.
+    tracked: Vec<bool>,
     /// Empty: statistics of the batch everywhere.
     norms: Vec<Norm>,
+    lanes: Lanes,
+    sink: Option<Arc<dyn GradientSink>>,
 }
 
 fn upload<const D: usize>(
@@ -38,11 +45,16 @@ impl Tensors {
     #[must_use]
     pub fn new(layout: &Layout, params: &[f32], device: &Device, dtype: DType) -> Self {
         let autodiff = device.is_autodiff();
+        let tracked: Vec<bool> = layout
+            .params
+            .iter()
+            .map(|p| autodiff && p.trained())
+            .collect();
         let params = layout
             .params
             .iter()
-            .map(|p| {
-                let track = autodiff && p.trained();
+            .zip(&tracked)
+            .map(|(p, &track)| {
                 let values = &params[p.range()];
                 match *p.shape.as_slice() {
                     [a, b, c, d] => {
@@ -58,8 +70,50 @@ impl Tensors {
             .collect();
         Self {
             params,
+            tracked,
             norms: vec![],
+            lanes: Lanes::USUAL,
+            sink: None,
         }
+    }
+
+    /// Sums over images are formed in these lanes instead of the usual four.
+    #[must_use]
+    pub fn with_lanes(mut self, lanes: Lanes) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// Gradients of parameters go to `sink` by lanes, where the kernels apply, instead of into the graph's gradients.
+    #[must_use]
+    pub fn with_sink(mut self, sink: Arc<dyn GradientSink>) -> Self {
+        self.sink = Some(sink);
+        self
+    }
+
+    /// Batch norms with statistics of the batch take those of all ranks' batches.
+    #[must_use]
+    pub fn with_ranks(mut self, layout: &Layout, ranks: &Arc<dyn Ranks>) -> Self {
+        let norms = std::mem::take(&mut self.norms);
+        let mut norms = norms.into_iter();
+        self.norms = layout
+            .norms
+            .iter()
+            .map(|n| match norms.next() {
+                Some(fixed @ Norm::Fixed(_)) => fixed,
+                _ => Norm::Synced(Synced {
+                    ranks: ranks.clone(),
+                    name: n.name.as_str().into(),
+                }),
+            })
+            .collect();
+        self
+    }
+
+    /// Lanes of sums over images.
+    #[must_use]
+    pub fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     /// Batch norms use these flat running statistics instead of the batch's.
@@ -91,16 +145,27 @@ impl Tensors {
         self
     }
 
-    pub(super) fn weight(&self, id: ParamId) -> Tensor<4> {
+    fn parameter<const D: usize>(&self, id: ParamId, tensor: &Tensor<D>) -> Parameter<D> {
+        let sink = self.sink.as_ref().filter(|_| self.tracked[id]);
+        Parameter {
+            tensor: tensor.clone(),
+            slot: sink.map(|sink| Slot {
+                sink: sink.clone(),
+                id,
+            }),
+        }
+    }
+
+    pub(super) fn weight(&self, id: ParamId) -> Parameter<4> {
         match &self.params[id] {
-            Param::Weight(t) => t.clone(),
+            Param::Weight(t) => self.parameter(id, t),
             Param::Vector(_) => unreachable!("the builder made parameter {id} a vector"),
         }
     }
 
-    pub(super) fn vector(&self, id: ParamId) -> Tensor<1> {
+    pub(super) fn vector(&self, id: ParamId) -> Parameter<1> {
         match &self.params[id] {
-            Param::Vector(t) => t.clone(),
+            Param::Vector(t) => self.parameter(id, t),
             Param::Weight(_) => unreachable!("the builder made parameter {id} a weight"),
         }
     }
@@ -109,15 +174,17 @@ impl Tensors {
         self.norms.get(id).cloned().unwrap_or(Norm::Batch)
     }
 
-    /// Adds every parameter's gradient to the flat `into` (parameters without one add nothing).
-    pub fn accumulate_gradients(&self, layout: &Layout, grads: &mut Gradients, into: &mut [f32]) {
-        self.each_gradient(layout, grads, |at, data| {
-            let values = data
-                .as_slice::<f32>()
-                .expect("float32 gradients of float32 parameters");
-            for (a, g) in into[at].iter_mut().zip(values) {
-                *a += g;
-            }
+    /// Hands gradients that are in the graph (those of operations without kernels) to `sink`, as the sums of all of this
+    /// process's images.
+    pub fn drain_gradients(
+        &self,
+        layout: &Layout,
+        grads: &mut Gradients,
+        mut sink: impl FnMut(ParamId, &[f32]),
+    ) {
+        self.each_gradient(layout, grads, |id, _, data| {
+            let data = data.convert::<f32>();
+            sink(id, data.as_slice::<f32>().expect("converted to float32"));
         });
     }
 
@@ -125,7 +192,7 @@ impl Tensors {
     #[must_use]
     pub fn gradients_f64(&self, layout: &Layout, grads: &mut Gradients) -> Vec<f64> {
         let mut out = vec![0.0; layout.param_len];
-        self.each_gradient(layout, grads, |at, data| {
+        self.each_gradient(layout, grads, |_, at, data| {
             out[at].copy_from_slice(
                 &data
                     .convert::<f64>()
@@ -140,15 +207,15 @@ impl Tensors {
         &self,
         layout: &Layout,
         grads: &mut Gradients,
-        mut f: impl FnMut(std::ops::Range<usize>, TensorData),
+        mut f: impl FnMut(ParamId, std::ops::Range<usize>, TensorData),
     ) {
-        for (info, param) in layout.params.iter().zip(&self.params) {
+        for (id, (info, param)) in layout.params.iter().zip(&self.params).enumerate() {
             let data = match param {
                 Param::Weight(t) => t.grad_remove(grads).map(Tensor::into_data),
                 Param::Vector(t) => t.grad_remove(grads).map(Tensor::into_data),
             };
             if let Some(data) = data {
-                f(info.range(), data);
+                f(id, info.range(), data);
             }
         }
     }

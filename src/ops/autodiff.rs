@@ -4,7 +4,9 @@
 //! may be written into.
 
 use super::cpu::pool;
-use super::extension::{AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices};
+use super::extension::{
+    AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices, Summed,
+};
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
@@ -22,7 +24,11 @@ impl<B: Kernels> Backward<B, 2> for Conv {
         let (x, w, a) = ops.state;
         let [nx, nw] = ops.parents;
         if let Some(n) = nw {
-            grads.register::<B>(n.id, B::conv_dw(d.clone(), x.clone(), w.clone(), a));
+            let in_slot = a.slot.is_some();
+            let g = B::conv_dw(d.clone(), x.clone(), w.clone(), a.clone());
+            if !in_slot {
+                grads.register::<B>(n.id, g);
+            }
         }
         if let Some(n) = nx {
             grads.register::<B>(n.id, B::conv_dx(d, w, x, a));
@@ -33,12 +39,16 @@ impl<B: Kernels> Backward<B, 2> for Conv {
 #[derive(Debug)]
 struct Bias;
 impl<B: Kernels> Backward<B, 2> for Bias {
-    type State = usize;
+    type State = BiasArgs;
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
         let [ny, nb] = ops.parents;
         if let Some(n) = nb {
-            grads.register::<B>(n.id, B::bias_db(d.clone(), ops.state));
+            let in_slot = ops.state.slot.is_some();
+            let g = B::bias_db(d.clone(), ops.state);
+            if !in_slot {
+                grads.register::<B>(n.id, g);
+            }
         }
         if let Some(n) = ny {
             grads.register::<B>(n.id, d);
@@ -53,9 +63,11 @@ impl<B: Kernels> Backward<B, 3> for NormAct {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
         let (y, a) = ops.state;
+        let in_slots = [false, a.gamma.is_some(), a.beta.is_some()];
         let (dy, dgamma, dbeta) = B::norm_act_grad(d, y, a);
-        for (node, g) in ops.parents.into_iter().zip([dy, dgamma, dbeta]) {
-            if let Some(n) = node {
+        let gradients = [dy, dgamma, dbeta].into_iter().zip(in_slots);
+        for (node, (g, in_slot)) in ops.parents.into_iter().zip(gradients) {
+            if let (Some(n), false) = (node, in_slot) {
                 grads.register::<B>(n.id, g);
             }
         }
@@ -137,6 +149,19 @@ impl<B: Kernels> Backward<B, 1> for Seed {
 }
 
 #[derive(Debug)]
+struct RankSum;
+impl<B: Kernels> Backward<B, 1> for RankSum {
+    type State = Summed;
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            // every rank's loss depends on every rank's summand
+            grads.register::<B>(n.id, B::rank_sum(d, ops.state));
+        }
+    }
+}
+
+#[derive(Debug)]
 struct Cat;
 impl<B: Kernels, const N: usize> Backward<B, N> for Cat {
     type State = [usize; N];
@@ -174,18 +199,18 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
     fn conv(x: F<Self>, w: F<Self>, a: ConvArgs) -> F<Self> {
         let ((x, gx), (w, gw)) = (x.into_parts(), w.into_parts());
         let node = <Conv as Backward<B, 2>>::prepare::<C>(Conv, [gx, gw]);
-        let y = B::conv(x.clone(), w.clone(), a);
+        let y = B::conv(x.clone(), w.clone(), a.clone());
         match node.compute_bound().stateful() {
             OpsKind::Tracked(p) => p.finish((x, w, a), y),
             OpsKind::UnTracked(p) => p.finish(y),
         }
     }
-    fn bias(y: F<Self>, b: F<Self>, lanes: usize) -> F<Self> {
+    fn bias(y: F<Self>, b: F<Self>, a: BiasArgs) -> F<Self> {
         let ((y, gy), (b, gb)) = (y.into_parts(), b.into_parts());
         let node = <Bias as Backward<B, 2>>::prepare::<C>(Bias, [gy, gb]);
-        let z = B::bias(y, b, lanes);
+        let z = B::bias(y, b, a.clone());
         match node.compute_bound().stateful() {
-            OpsKind::Tracked(p) => p.finish(lanes, z),
+            OpsKind::Tracked(p) => p.finish(a, z),
             OpsKind::UnTracked(p) => p.finish(z),
         }
     }
@@ -248,6 +273,15 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
             OpsKind::UnTracked(p) => p.finish(y),
         }
     }
+    fn rank_sum(x: F<Self>, s: Summed) -> F<Self> {
+        let (x, g) = x.into_parts();
+        let node = <RankSum as Backward<B, 1>>::prepare::<C>(RankSum, [g]);
+        let y = B::rank_sum(x, s.clone());
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish(s, y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
     fn attended(qkv: F<Self>, a: AttendArgs) -> F<Self> {
         let (qkv, g) = qkv.into_parts();
         let node = <Attended as Backward<B, 1>>::prepare::<C>(Attended, [g]);
@@ -270,7 +304,7 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
     fn conv_folded(_: F<Self>, _: F<Self>, _: ConvArgs, _: Folded) -> F<Self> {
         unreachable!("inference has no gradients")
     }
-    fn bias_db(_: F<Self>, _: usize) -> F<Self> {
+    fn bias_db(_: F<Self>, _: BiasArgs) -> F<Self> {
         unreachable!("{ONCE}")
     }
     fn norm_act_grad(_: F<Self>, _: F<Self>, _: NormArgs) -> (F<Self>, F<Self>, F<Self>) {

@@ -1,7 +1,8 @@
 //! Convolutions of NHWC activations.
 
-use super::extension::{ConvArgs, Kernels, available};
-use super::lanes;
+use super::cpu::lanes::Lanes;
+use super::extension::{BiasArgs, ConvArgs, Kernels, available};
+use super::ranks::Param;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 use burn::tensor::module::conv2d;
@@ -10,19 +11,28 @@ use burn::tensor::ops::ConvOptions;
 /// Convolution without bias, padding `k/2`.
 ///
 /// `x` `[n, h, w, ci]`, `weight` `[k, k, ci/groups, co]` -> `[n, ceil(h/stride), ceil(w/stride), co]`.
-pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Tensor<4> {
+pub fn conv(
+    x: Tensor<4>,
+    weight: impl Into<Param<4>>,
+    stride: usize,
+    groups: usize,
+    lanes: &Lanes,
+) -> Tensor<4> {
+    let weight = weight.into();
     if available(&x) {
         let a = ConvArgs {
             stride,
             groups,
-            lanes: lanes(),
+            lanes: lanes.clone(),
+            slot: weight.slot,
         };
         return Tensor::from_dispatch(<Dispatch as Kernels>::conv(
             x.into_dispatch(),
-            weight.into_dispatch(),
+            weight.tensor.into_dispatch(),
             a,
         ));
     }
+    let weight = weight.tensor;
     let [k, _, ci, co] = weight.dims();
     let [n, h, w, _] = x.dims();
     if k == 1 && stride == 1 && groups == 1 {
@@ -43,15 +53,25 @@ pub fn conv(x: Tensor<4>, weight: Tensor<4>, stride: usize, groups: usize) -> Te
 }
 
 /// Convolution with bias `[co]`, stride 1, as at the end of a head.
-pub fn conv_bias(x: Tensor<4>, weight: Tensor<4>, bias: Tensor<1>) -> Tensor<4> {
-    let y = conv(x, weight, 1, 1);
+pub fn conv_bias(
+    x: Tensor<4>,
+    weight: impl Into<Param<4>>,
+    bias: impl Into<Param<1>>,
+    lanes: &Lanes,
+) -> Tensor<4> {
+    let y = conv(x, weight, 1, 1, lanes);
+    let bias = bias.into();
     if available(&y) {
+        let a = BiasArgs {
+            lanes: lanes.clone(),
+            slot: bias.slot,
+        };
         return Tensor::from_dispatch(<Dispatch as Kernels>::bias(
             y.into_dispatch(),
-            bias.into_dispatch(),
-            lanes(),
+            bias.tensor.into_dispatch(),
+            a,
         ));
     }
-    let c = bias.dims()[0];
-    y + bias.reshape([1, 1, 1, c])
+    let c = bias.tensor.dims()[0];
+    y + bias.tensor.reshape([1, 1, 1, c])
 }

@@ -5,7 +5,9 @@
 //! `ops` call these where [`available`] says so, and plain tensor operations elsewhere.
 
 use super::Activation;
+use super::cpu::lanes::Lanes;
 use super::cpu::{attention, norm, pool};
+use super::ranks::{Ranks, Slot, Synced};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
@@ -42,8 +44,10 @@ impl<T> Record<T> {
 /// What normalises.
 #[derive(Debug, Clone)]
 pub enum Statistics {
-    /// Those of the batch.
+    /// Those of this process's images.
     Batch,
+    /// Those of all ranks' images.
+    Synced(Synced),
     /// Given mean and variance.
     Fixed(Arc<(Vec<f32>, Vec<f32>)>),
 }
@@ -57,12 +61,21 @@ pub struct Normalised {
 }
 
 /// Convolution without bias.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct ConvArgs {
     pub stride: usize,
     pub groups: usize,
     /// Lanes that the weight gradient is summed in.
-    pub lanes: usize,
+    pub lanes: Lanes,
+    pub slot: Option<Slot>,
+}
+
+/// Bias of a convolution.
+#[derive(Debug, Clone)]
+pub struct BiasArgs {
+    /// Lanes that its gradient is summed in.
+    pub lanes: Lanes,
+    pub slot: Option<Slot>,
 }
 
 /// Batch norm with activation.
@@ -70,8 +83,10 @@ pub struct ConvArgs {
 pub struct NormArgs {
     pub statistics: Statistics,
     pub act: Activation,
-    pub lanes: usize,
+    pub lanes: Lanes,
     pub record: Record<Normalised>,
+    pub gamma: Option<Slot>,
+    pub beta: Option<Slot>,
 }
 
 /// Per-channel factor and summand that follow a convolution, and whether SiLU does.
@@ -89,6 +104,13 @@ pub struct AttendArgs {
     pub key: usize,
     pub head: usize,
     pub record: Record<attention::RowSums>,
+}
+
+/// Ranks whose values are added up, and what they are.
+#[derive(Debug, Clone)]
+pub struct Summed {
+    pub ranks: Arc<dyn Ranks>,
+    pub name: Arc<str>,
 }
 
 /// A function on the values of two tensors.
@@ -113,7 +135,7 @@ pub trait Kernels: Backend {
         like: FloatTensor<Self>,
         a: ConvArgs,
     ) -> FloatTensor<Self>;
-    /// Gradient with respect to the weights, whose shape is `like`'s.
+    /// Gradient with respect to the weights, whose shape is `like`'s; empty where it went into a slot.
     fn conv_dw(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
@@ -128,9 +150,9 @@ pub trait Kernels: Backend {
         f: Folded,
     ) -> FloatTensor<Self>;
     /// Adds `[co]` to the last dimension of `[n, h, w, co]`.
-    fn bias(y: FloatTensor<Self>, b: FloatTensor<Self>, lanes: usize) -> FloatTensor<Self>;
-    /// Sums over all but the last dimension.
-    fn bias_db(dy: FloatTensor<Self>, lanes: usize) -> FloatTensor<Self>;
+    fn bias(y: FloatTensor<Self>, b: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
+    /// Sums over all but the last dimension; empty where they went into a slot.
+    fn bias_db(dy: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
     /// Batch norm over the last dimension of `y` `[n, h, w, c]`, then the activation.
     fn norm_act(
         y: FloatTensor<Self>,
@@ -138,7 +160,7 @@ pub trait Kernels: Backend {
         beta: FloatTensor<Self>,
         a: NormArgs,
     ) -> FloatTensor<Self>;
-    /// Gradients with respect to `y`, `gamma` and `beta`.
+    /// Gradients with respect to `y`, `gamma` and `beta`; empty where they went into a slot.
     fn norm_act_grad(
         da: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -178,6 +200,8 @@ pub trait Kernels: Backend {
         b: FloatTensor<Self>,
         f: Slices,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    /// Sum over ranks of `x` `[k]`, in their order, in float64.
+    fn rank_sum(x: FloatTensor<Self>, s: Summed) -> FloatTensor<Self>;
     /// `[1]` zero whose backward pass registers `gradient` for `x` (which has its shape) whatever its own gradient.
     fn injected(x: FloatTensor<Self>, gradient: FloatTensor<Self>) -> FloatTensor<Self>;
     /// Attended values of `qkv` `[n, h, w, heads * (2 key + head)]`: `[n, h, w, heads * head]`.

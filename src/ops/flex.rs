@@ -4,15 +4,18 @@ use super::NORM_EPS;
 use super::cpu::conv::{
     ConvShape, Epilogue, column_sums, conv_backward_data, conv_backward_weight, conv_forward,
 };
+use super::cpu::lanes::LaneSums;
 use super::cpu::norm::{self, Affine};
-use super::cpu::{attention, lanes, pool, shape};
+use super::cpu::{attention, pool, shape};
 use super::extension::{
-    AttendArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Slices, Statistics,
+    AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Normalised, Record, Slices,
+    Statistics, Summed,
 };
 use super::memory::Buffer;
+use super::ranks::Slot;
 use burn::backend::TensorMetadata;
 use burn::backend::flex::{Flex, FlexTensor};
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 
 type T = FlexTensor;
 
@@ -77,7 +80,7 @@ fn grid(t: &T) -> pool::Grid {
     }
 }
 
-fn conv_shape(x: &T, w: &T, a: ConvArgs) -> ConvShape {
+fn conv_shape(x: &T, w: &T, a: &ConvArgs) -> ConvShape {
     let ([n, h, wd, ci], [k, _, per_group, co]) = (dims4(x), dims4(w));
     assert_eq!(
         ci,
@@ -98,9 +101,26 @@ fn conv_shape(x: &T, w: &T, a: ConvArgs) -> ConvShape {
     }
 }
 
+/// A parameter's gradient: into its slot, or as a tensor of `shape`.
+fn gradient(
+    slot: Option<&Slot>,
+    lanes: usize,
+    shape: impl Into<Shape>,
+    mut write: impl FnMut(&mut LaneSums),
+) -> T {
+    if let Some(slot) = slot {
+        slot.sink.write(slot.id, &mut |mut sums| write(&mut sums));
+        return tensor(vec![], [0]);
+    }
+    let shape = shape.into();
+    let mut g = buffer(shape.num_elements());
+    write(&mut LaneSums::all(&(0..lanes), &mut g));
+    g.into_tensor(shape)
+}
+
 fn convolve(x: T, w: T, a: ConvArgs, epilogue: Epilogue) -> T {
     let (x, w) = (dense(x), dense(w));
-    let s = conv_shape(&x, &w, a);
+    let s = conv_shape(&x, &w, &a);
     let mut y = buffer(s.y_len());
     conv_forward(super::isa(), &s, values(&x), values(&w), &mut y, epilogue);
     y.into_tensor([s.n, s.out_h(), s.out_w(), s.co])
@@ -114,6 +134,15 @@ fn concat<const N: usize>(parts: [T; N]) -> T {
     let mut out = buffer(n * h * w * total);
     shape::concat(&parts, &mut out);
     out.into_tensor([n, h, w, total])
+}
+
+impl Statistics {
+    fn synced(&self) -> Option<&super::ranks::Synced> {
+        match self {
+            Self::Synced(s) => Some(s),
+            Self::Batch | Self::Fixed(_) => None,
+        }
+    }
 }
 
 fn attention_shape(qkv: &T, a: &AttendArgs) -> attention::Shape {
@@ -145,20 +174,20 @@ impl Kernels for Flex {
     }
     fn conv_dx(dy: T, w: T, like: T, a: ConvArgs) -> T {
         let (dy, w) = (dense(dy), dense(w));
-        let s = conv_shape(&like, &w, a);
+        let s = conv_shape(&like, &w, &a);
         let mut dx = buffer(s.x_len());
         conv_backward_data(super::isa(), &s, values(&dy), values(&w), &mut dx, false);
         dx.into_tensor(like.shape())
     }
     fn conv_dw(dy: T, x: T, like: T, a: ConvArgs) -> T {
         let (dy, x) = (dense(dy), dense(x));
-        let s = conv_shape(&x, &like, a);
-        let mut dw = buffer(s.w_len());
-        let lanes = lanes::cut(s.n, a.lanes);
-        conv_backward_weight(super::isa(), &s, values(&x), values(&dy), &lanes, &mut dw);
-        dw.into_tensor(like.shape())
+        let s = conv_shape(&x, &like, &a);
+        let lanes = a.lanes.cut(s.n);
+        gradient(a.slot.as_ref(), lanes.len(), like.shape(), |sums| {
+            conv_backward_weight(super::isa(), &s, values(&x), values(&dy), &lanes, sums);
+        })
     }
-    fn bias(y: T, b: T, _lanes: usize) -> T {
+    fn bias(y: T, b: T, _: BiasArgs) -> T {
         let (mut y, b) = (dense(y), dense(b));
         let add = |y: &mut [f32]| {
             for row in y.chunks_exact_mut(values(&b).len()) {
@@ -173,18 +202,13 @@ impl Kernels for Flex {
         add(&mut z);
         z.into_tensor(y.shape())
     }
-    fn bias_db(dy: T, lane_count: usize) -> T {
+    fn bias_db(dy: T, a: BiasArgs) -> T {
         let dy = dense(dy);
         let [n, _, _, c] = dims4(&dy);
-        let mut db = buffer(c);
-        column_sums(
-            super::isa(),
-            values(&dy),
-            n,
-            &lanes::cut(n, lane_count),
-            &mut db,
-        );
-        db.into_tensor([c])
+        let lanes = a.lanes.cut(n);
+        gradient(a.slot.as_ref(), lanes.len(), [c], |sums| {
+            column_sums(super::isa(), values(&dy), [n, c], &lanes, sums);
+        })
     }
     fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
         let (y, gamma, beta) = (dense(y), dense(gamma), dense(beta));
@@ -195,10 +219,9 @@ impl Kernels for Flex {
                 Affine::fixed(&s.0, &s.1, values(&gamma), values(&beta), NORM_EPS),
                 None,
             ),
-            Statistics::Batch => {
-                let parts = norm::moments(isa, values(&y), h * w, c, &lanes::cut(n, a.lanes));
-                let all = norm::tree(parts, norm::Moments::merge)
-                    .unwrap_or_else(|| norm::Moments::empty(c));
+            statistics => {
+                let parts = norm::moments(isa, values(&y), h * w, c, &a.lanes.cut(n));
+                let all = norm::merged(parts, &a.lanes, statistics.synced(), c);
                 (
                     Affine::of_batch(&all, values(&gamma), values(&beta), NORM_EPS),
                     Some(all),
@@ -215,7 +238,7 @@ impl Kernels for Flex {
         let [n, h, w, c] = dims4(&y);
         let isa = super::isa();
         let Normalised { affine, moments } = a.record.left();
-        let lanes = lanes::cut(n, a.lanes);
+        let lanes = a.lanes.cut(n);
         let (mut dz, parts) = if is_own(&da) {
             let dz = da.storage_mut();
             let parts =
@@ -227,11 +250,19 @@ impl Kernels for Flex {
             let parts = norm::gradient_sums(isa, y, da, h * w, affine, a.act, &lanes, &mut dz);
             (dz.into_tensor([n, h, w, c]), parts)
         };
-        let sums = norm::tree(parts, norm::GradientSums::merge)
-            .unwrap_or_else(|| norm::GradientSums::empty(c));
+        // a lane's own parameter gradients, which are summed as those of convolutions are
+        let (mut of_gamma, mut of_beta) = (vec![], vec![]);
+        for (sums, lane) in parts.iter().zip(&lanes) {
+            let (gamma, beta) = (!lane.is_empty()).then(|| sums.parameters(affine)).unzip();
+            of_gamma.push(gamma);
+            of_beta.push(beta);
+        }
+        let [gamma, beta] = [(&a.gamma, of_gamma), (&a.beta, of_beta)]
+            .map(|(slot, parts)| gradient(slot.as_ref(), lanes.len(), [c], |s| s.put(&parts)));
+        let sums = norm::merged(parts, &a.lanes, a.statistics.synced(), c);
         let g = sums.finish(affine, moments.as_ref().map(|m| m.count));
         norm::input_gradient(isa, values(&y), dz.storage_mut(), affine, &g);
-        (dz, tensor(g.gamma, [c]), tensor(g.beta, [c]))
+        (dz, gamma, beta)
     }
     fn pool5(x: T, winners: Record<pool::Winners>) -> T {
         let x = dense(x);
@@ -299,6 +330,24 @@ impl Kernels for Flex {
         let (mut x, mut y) = (buffer(values(&a).len()), buffer(values(&b).len()));
         (f.0)(values(&a), values(&b), &mut x, &mut y);
         (x.into_tensor(a.shape()), y.into_tensor(b.shape()))
+    }
+    fn rank_sum(x: T, s: Summed) -> T {
+        let x = x.to_contiguous();
+        let narrow = x.as_slice::<f32>();
+        let own: Vec<f64> = match narrow {
+            Some(v) => v.iter().map(|&v| f64::from(v)).collect(),
+            None => x.as_slice::<f64>().expect("float32 or float64").to_vec(),
+        };
+        let mut sum = vec![0.0; own.len()];
+        let all = s.ranks.gather(&s.name, "sum", own.clone());
+        for of_rank in all.unwrap_or_else(|| vec![own]) {
+            sum.iter_mut().zip(of_rank).for_each(|(s, v)| *s += v);
+        }
+        let data = TensorData::new(sum, x.shape());
+        FlexTensor::from_data(match narrow {
+            Some(_) => data.convert_dtype(DType::F32),
+            None => data,
+        })
     }
     fn injected(x: T, gradient: T) -> T {
         assert_eq!(

@@ -10,6 +10,7 @@ mod extension;
 mod flex;
 mod memory;
 mod norm;
+pub mod ranks;
 mod shape;
 
 pub use conv::{conv, conv_bias};
@@ -21,20 +22,8 @@ use burn::backend::Dispatch;
 use burn::backend::flex::Flex;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use extension::Kernels;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-
-static LANES: AtomicUsize = AtomicUsize::new(4);
-
-/// Lanes that sums over images are formed in (`cpu::lanes`), for graphs that are built from now on.
-pub fn set_lanes(lanes: usize) {
-    LANES.store(lanes.max(1), Ordering::Relaxed);
-}
-
-/// See [`set_lanes`].
-pub fn lanes() -> usize {
-    LANES.load(Ordering::Relaxed)
-}
 
 /// The instruction set of the kernels: `YOLO_TRAIN_ISA`, otherwise the machine's best. Whoever starts a run asks
 /// [`cpu::isa::Isa::detect`] first, which says what is wrong with the variable.

@@ -1,7 +1,11 @@
 //! Batch norm and activation, with the unbiased running variance, eps 1e-3.
 
-use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
-use super::{Activation, conv, lanes};
+use super::cpu::lanes::Lanes;
+use super::extension::{
+    ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, Summed, available,
+};
+use super::ranks::{Param, Synced};
+use super::{Activation, conv};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, TensorData, activation};
 use std::sync::Arc;
@@ -14,6 +18,8 @@ pub const NORM_EPS: f64 = 1e-3;
 pub enum Norm {
     /// Those of the batch, which are returned.
     Batch,
+    /// Those of the batch on all ranks, which are returned (synchronised batch norm).
+    Synced(Synced),
     /// Given means and variances (running statistics), `[channels]` each; constants of the graph.
     Fixed(Arc<(Vec<f32>, Vec<f32>)>),
 }
@@ -32,30 +38,32 @@ pub struct BatchStats {
 /// Parameters of [`conv_norm_act`] besides the input.
 pub struct ConvNorm {
     /// `[k, k, ci/groups, co]`
-    pub weight: Tensor<4>,
+    pub weight: Param<4>,
     /// `[co]`
-    pub gamma: Tensor<1>,
+    pub gamma: Param<1>,
     /// `[co]`
-    pub beta: Tensor<1>,
+    pub beta: Param<1>,
     pub stride: usize,
     pub groups: usize,
     pub norm: Norm,
     pub act: Activation,
+    pub lanes: Lanes,
 }
 
 /// Convolution without bias, padding `k/2`, batch norm, activation.
 ///
 /// `x` `[n, h, w, ci]` -> `[n, ceil(h/stride), ceil(w/stride), co]`, and the batch's statistics where they were used.
 pub fn conv_norm_act(x: Tensor<4>, p: ConvNorm) -> (Tensor<4>, Option<BatchStats>) {
-    if let (Norm::Fixed(s), true, false) = (&p.norm, available(&x), p.weight.is_autodiff()) {
+    if let (Norm::Fixed(s), true, false) = (&p.norm, available(&x), p.weight.tensor.is_autodiff()) {
         return (folded(x, &p, s), None);
     }
     norm_act(
-        conv(x, p.weight, p.stride, p.groups),
+        conv(x, p.weight, p.stride, p.groups, &p.lanes),
         p.gamma,
         p.beta,
         p.norm,
         p.act,
+        &p.lanes,
     )
 }
 
@@ -66,7 +74,7 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
             .try_to_vec::<f32>()
             .expect("float32, by `available`")
     };
-    let (gamma, beta) = (host(&p.gamma), host(&p.beta));
+    let (gamma, beta) = (host(&p.gamma.tensor), host(&p.beta.tensor));
     let (mut scale, mut shift) = (vec![0.0; gamma.len()], vec![0.0; gamma.len()]);
     for i in 0..gamma.len() {
         let s = f64::from(gamma[i]) / (f64::from(statistics.1[i]) + NORM_EPS).sqrt();
@@ -76,14 +84,15 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
     let a = ConvArgs {
         stride: p.stride,
         groups: p.groups,
-        lanes: lanes(),
+        lanes: p.lanes.clone(),
+        slot: None,
     };
     let f = Folded {
         scale: scale.into(),
         shift: shift.into(),
         silu: p.act == Activation::Silu,
     };
-    let (x, w) = (x.into_dispatch(), p.weight.clone().into_dispatch());
+    let (x, w) = (x.into_dispatch(), p.weight.tensor.clone().into_dispatch());
     Tensor::from_dispatch(<Dispatch as Kernels>::conv_folded(x, w, a, f))
 }
 
@@ -92,34 +101,39 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
 /// The variance comes from centred values (two passes), which is stable for means far from zero.
 pub fn norm_act(
     x: Tensor<4>,
-    gamma: Tensor<1>,
-    beta: Tensor<1>,
+    gamma: impl Into<Param<1>>,
+    beta: impl Into<Param<1>>,
     norm: Norm,
     act: Activation,
+    lanes: &Lanes,
 ) -> (Tensor<4>, Option<BatchStats>) {
     let [n, h, w, c] = x.dims();
     let rows = n * h * w;
+    let (gamma, beta) = (gamma.into(), beta.into());
     if available(&x) {
         let statistics = match norm {
             Norm::Batch => Statistics::Batch,
+            Norm::Synced(s) => Statistics::Synced(s),
             Norm::Fixed(s) => Statistics::Fixed(s),
         };
         let record = Record::new();
         let a = NormArgs {
             statistics,
             act,
-            lanes: lanes(),
+            lanes: lanes.clone(),
             record: record.clone(),
+            gamma: gamma.slot,
+            beta: beta.slot,
         };
         let (x, gamma, beta) = (
             x.into_dispatch(),
-            gamma.into_dispatch(),
-            beta.into_dispatch(),
+            gamma.tensor.into_dispatch(),
+            beta.tensor.into_dispatch(),
         );
         let y = Tensor::from_dispatch(<Dispatch as Kernels>::norm_act(x, gamma, beta, a));
         let moments = record.get().and_then(|r| r.moments.as_ref());
         let stats = moments.map(|m| BatchStats {
-            count: rows,
+            count: m.count as usize,
             mean: m.mean.clone(),
             var: m.variance(),
         });
@@ -129,16 +143,25 @@ pub fn norm_act(
     let (device, dtype) = (x.device().inner(), x.dtype());
     let x = x.reshape([rows, c]);
     let (centred, var, stats) = match norm {
-        Norm::Batch => {
-            let mean = x.clone().mean_dim(0);
+        Norm::Batch | Norm::Synced(_) => {
+            let synced = match &norm {
+                Norm::Synced(s) => Some(s),
+                _ => None,
+            };
+            let count = counted(rows, synced);
+            let mean_of = |t: Tensor<2>| {
+                let sum = t.sum_dim(0).reshape([c]);
+                row(over_ranks(sum, synced)) / count.max(1) as f64
+            };
+            let mean = mean_of(x.clone());
             let d = x - mean.clone();
-            let var = d.clone().square().mean_dim(0);
+            let var = mean_of(d.clone().square());
             let host = |t: &Tensor<2>| {
                 let data = t.clone().inner().into_data().convert::<f64>();
                 data.try_to_vec::<f64>().expect("converted to float64")
             };
             let stats = BatchStats {
-                count: rows,
+                count,
                 mean: host(&mean),
                 var: host(&var),
             };
@@ -157,11 +180,32 @@ pub fn norm_act(
             (x - row(upload(&s.0)), row(upload(&s.1)), None)
         }
     };
-    let scale = row(gamma) / (var + NORM_EPS).sqrt();
-    let z = (centred * scale + row(beta)).reshape([n, h, w, c]);
+    let scale = row(gamma.tensor) / (var + NORM_EPS).sqrt();
+    let z = (centred * scale + row(beta.tensor)).reshape([n, h, w, c]);
     let y = match act {
         Activation::Silu => activation::silu(z),
         Activation::Identity => z,
     };
     (y, stats)
+}
+
+/// Elements of a channel on all ranks.
+fn counted(rows: usize, synced: Option<&Synced>) -> usize {
+    let Some(s) = synced else { return rows };
+    let own = vec![rows as f64];
+    let all = s.ranks.gather(&s.name, "count", own.clone());
+    all.unwrap_or_else(|| vec![own])
+        .iter()
+        .flatten()
+        .sum::<f64>() as usize
+}
+
+/// Sum over ranks, through which gradients pass.
+fn over_ranks(x: Tensor<1>, synced: Option<&Synced>) -> Tensor<1> {
+    let Some(s) = synced else { return x };
+    let s = Summed {
+        ranks: s.ranks.clone(),
+        name: s.name.clone(),
+    };
+    Tensor::from_dispatch(<Dispatch as Kernels>::rank_sum(x.into_dispatch(), s))
 }

@@ -1,6 +1,6 @@
 //! Times training steps as a run does them.
 
-use super::engine::{Engine, Phases};
+use super::engine::{Engine, Phases, Team, Turn};
 use super::error::TrainError;
 use super::plan;
 use super::session::{Data, compute_pool, gains, loader_config};
@@ -74,7 +74,7 @@ fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
 /// As training.
 pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> {
     let start = Instant::now();
-    let pool = compute_pool(settings)?;
+    let pool = compute_pool(settings, 1)?;
     pool.install(|| {
         let spec = ModelSpec::resolve(&settings.model)?;
         let mut data = Data::open(
@@ -88,12 +88,14 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
         let network = Network::new(spec, train.names.len());
         let flops: u64 = network.table(settings.imgsz).iter().map(|r| r.flops).sum();
         let state = init::init(&network, settings.seed);
-        let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX))?;
+        let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX, 1))?;
         let batches = loader.batches_per_epoch();
         let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let weights = head_weights(network.spec.one_to_one, 0, 2);
-        let mut engine = Engine::new(network, state, optimizer, gains(settings), &Device::flex());
+        let team = Team::alone(plan::lanes(settings, 1)?.0);
+        let device = Device::flex();
+        let mut engine = Engine::new(network, state, optimizer, gains(settings), &device, team);
         let (mut phases, mut waits, mut optimizer_s, mut all) = (vec![], vec![], vec![], vec![]);
         let mut first_step_s = 0.0;
         let mut epoch = 0;
@@ -121,14 +123,19 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
                 step: 0,
                 files: vec![],
             };
+            let turn = Turn {
+                images: batch.len(),
+                head_weights: weights,
+                ends_step: true,
+            };
             engine
-                .accumulate(&micro, weights)
+                .accumulate(&micro, turn)?
                 .ok_or_else(|| not_finite("loss"))?;
             phases.push(engine.phases);
             let stepped = Instant::now();
             let rates = plan.schedule.rates(0, 0);
             engine
-                .step(&rates, plan.size)
+                .step(&rates, plan.size)?
                 .ok_or_else(|| not_finite("gradient"))?;
             optimizer_s.push(stepped.elapsed().as_secs_f64());
             all.push(begin.elapsed().as_secs_f64());

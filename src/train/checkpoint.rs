@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
-const MAGIC: &[u8] = b"yolo-train checkpoint 1\n";
+const MAGIC: &[u8] = b"yolo-train checkpoint 2\n";
 const SUM: usize = 32;
 
 /// How far a run is.
@@ -38,9 +38,12 @@ pub struct Counters {
     pub images_seen: u64,
     /// Of the live weights and of the average.
     pub batches_tracked: [u64; 2],
-    /// Of the step that is under way: sums of target scores of the heads, images, micro-batches.
-    pub score_sums: [f64; 2],
-    pub images: usize,
+    /// Lanes that sums over images are formed in, on all ranks together.
+    pub lanes: usize,
+    /// Of the step that is under way: sums of target scores of the heads in each lane, images of each lane,
+    /// micro-batches.
+    pub score_sums: Vec<[f64; 2]>,
+    pub lane_images: Vec<usize>,
     pub micro_batches: usize,
 }
 
@@ -139,7 +142,23 @@ impl Checkpoint {
         Self::parse(path, bytes)
     }
 
-    fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self, CheckpointError> {
+    /// The whole file.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Where it came from.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks the bytes of a file, which was at `path`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self, CheckpointError> {
         let damaged = |what: String| CheckpointError::Damaged {
             path: path.to_owned(),
             what,

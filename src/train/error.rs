@@ -7,6 +7,7 @@ use crate::config::dataset::DatasetError;
 use crate::config::model::ModelConfigError;
 use crate::data::DataError;
 use crate::data::loader::LoaderError;
+use crate::dist::DistError;
 use crate::eval::{EvalError, ValidateError};
 use crate::model::freeze::FreezeError;
 use crate::model::weights::WeightsError;
@@ -120,6 +121,35 @@ pub enum TrainError {
     /// Ctrl-C or SIGTERM.
     #[error("interrupted")]
     Interrupted,
+    /// Between ranks.
+    #[error(transparent)]
+    Dist(#[from] DistError),
+    /// Work that every rank does for itself failed on another one.
+    #[error("rank {rank} failed ({what}): {reason}")]
+    OtherRank {
+        rank: usize,
+        what: &'static str,
+        reason: String,
+    },
+    /// Less than an image for each rank.
+    #[error(
+        "--batch {batch} is less than an image for each of {ranks} ranks: give --batch {ranks} or more, or fewer devices"
+    )]
+    BatchBelowRanks { batch: usize, ranks: usize },
+    /// Less than a lane for each rank.
+    #[error(
+        "{lanes} lanes are fewer than {ranks} ranks: give --lanes {ranks} or more (another number of lanes gives other bits), or fewer devices"
+    )]
+    LanesBelowRanks { lanes: usize, ranks: usize },
+    /// Ranks no longer have the same weights.
+    #[error(
+        "ranks have come apart: {tensor} of rank {rank} differs from rank 0's at step {step}; its memory or device may be faulty, please report this otherwise"
+    )]
+    Diverged {
+        rank: usize,
+        tensor: String,
+        step: u64,
+    },
     /// Validation over several ranks.
     #[error(transparent)]
     Validate(ValidateError),
@@ -131,6 +161,7 @@ impl From<ValidateError> for TrainError {
             ValidateError::Loader(e) => Self::Loader(e),
             ValidateError::Eval(e) => Self::Eval(e),
             ValidateError::Interrupted => Self::Interrupted,
+            ValidateError::Dist(e) => Self::Dist(e),
             e => Self::Validate(e),
         }
     }

@@ -1,6 +1,7 @@
 //! The resolved plan of a run: what `auto` and the reference batch mean for this data and these options.
 
 use super::engine::StepSize;
+use super::error::TrainError;
 use super::muon::{CLASS_BOOST, MUON_RATE};
 use super::optim::{self, Algorithm};
 use super::schedule::Schedule;
@@ -8,6 +9,7 @@ use crate::config::{LrScaling, Optimizer, Settings};
 use crate::data::sampler::mosaic_off_from;
 use crate::model::Layout;
 use crate::model::init::NORM_MOMENTUM;
+use crate::ops::cpu::lanes::Lanes;
 
 /// Momentum of running statistics that most frameworks have.
 const USUAL_NORM_MOMENTUM: f64 = 0.1;
@@ -130,6 +132,26 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
         norm_momentum: norms,
         mosaic_off_from: off,
         lines,
+    }
+}
+
+/// Lanes that sums over images are formed in, for `ranks` ranks, and a line to print where they are not the usual ones.
+///
+/// # Errors
+/// [`TrainError::LanesBelowRanks`].
+pub fn lanes(s: &Settings, ranks: usize) -> Result<(usize, Option<String>), TrainError> {
+    let usual = Lanes::USUAL.total();
+    let fits = ranks <= usual && usual.is_multiple_of(ranks);
+    match s.lanes {
+        Some(lanes) if lanes < ranks => Err(TrainError::LanesBelowRanks { lanes, ranks }),
+        Some(lanes) => Ok((lanes, None)),
+        None if fits => Ok((usual, None)),
+        None => Ok((
+            ranks,
+            Some(format!(
+                "{ranks} lanes, one for each rank: the bits are those of any other number of ranks with --lanes {ranks}"
+            )),
+        )),
     }
 }
 
@@ -300,6 +322,20 @@ mod tests {
                 full: 16
             }
         );
+    }
+
+    #[test]
+    fn lanes_are_four_or_as_many_as_ranks() {
+        let of = |o: &[(&str, &str)], ranks| lanes(&settings(o), ranks);
+        for ranks in [1, 2, 4] {
+            assert_eq!(of(&[], ranks).unwrap(), (4, None));
+        }
+        let (three, line) = of(&[], 3).unwrap();
+        assert!(three == 3 && line.unwrap().contains("3 lanes"));
+        assert_eq!(of(&[], 8).unwrap().0, 8);
+        assert_eq!(of(&[("lanes", "4")], 3).unwrap(), (4, None));
+        let e = of(&[("lanes", "2")], 3).unwrap_err().to_string();
+        assert!(e.contains("2 lanes") && e.contains("3 ranks"), "{e}");
     }
 
     #[test]

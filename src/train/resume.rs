@@ -3,17 +3,20 @@
 use super::checkpoint::{Checkpoint, Header};
 use super::checkpoints;
 use super::error::TrainError;
+use super::together::{agree, from_first, leads};
 use crate::config::{OPTIONS, Settings};
+use crate::dist::ProcessGroup;
 use crate::report::Console;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 11] = [
+const MAY_CHANGE: [&str; 12] = [
     "epochs",
     "workers",
     "threads",
     "device",
+    "bucket-mb",
     "patience",
     "save-period",
     "save-steps",
@@ -33,20 +36,48 @@ pub struct Resumed {
     pub settings: Settings,
     /// Epochs from now on.
     pub epochs: usize,
-    pub lock: RunLock,
+    /// Of the rank that writes.
+    pub lock: Option<RunLock>,
 }
 
-/// Finds the run of `--resume`, its newest whole checkpoint, and its options.
+/// Finds the run of `--resume`, its newest whole checkpoint, and its options. Rank 0 reads, the others get what it read.
 ///
 /// # Errors
 /// [`TrainError::NoRun`], [`TrainError::NoCheckpoint`], [`TrainError::Checkpoint`], [`TrainError::InUse`],
 /// [`TrainError::CannotChange`].
-pub fn find(given: &Settings, word: &str, console: &Console) -> Result<Resumed, TrainError> {
-    let folder = locate(Path::new(&given.project), word)?;
-    let lock = RunLock::take(&folder)?;
-    let checkpoint = checkpoints::newest(&folder, &mut |e| {
-        console.warn(format!("{e}; the one before it is used"));
-    })?;
+pub fn find(
+    given: &Settings,
+    word: &str,
+    group: &dyn ProcessGroup,
+    console: &Console,
+) -> Result<Resumed, TrainError> {
+    let first = leads(group).then(|| -> Result<_, TrainError> {
+        let folder = locate(Path::new(&given.project), word)?;
+        let lock = RunLock::take(&folder)?;
+        let checkpoint = checkpoints::newest(&folder, &mut |e| {
+            console.warn(format!("{e}; the one before it is used"));
+        })?;
+        Ok((checkpoint, folder, lock))
+    });
+    let first = agree(group, "run to go on with", first.transpose())?;
+    let (checkpoint, folder, lock) = match (first, group.size()) {
+        (Some((c, folder, lock)), 1) => (c, folder, Some(lock)),
+        (first, _) => {
+            let (path, folder, bytes, lock) = match first {
+                Some((c, folder, lock)) => {
+                    let names = (c.path().to_owned(), folder);
+                    (names.0, names.1, c.bytes().to_vec(), Some(lock))
+                }
+                None => (PathBuf::new(), PathBuf::new(), vec![], None),
+            };
+            let names = serde_json::to_vec(&(path, folder)).unwrap_or_default();
+            let names = from_first(group, "names of a checkpoint", names)?;
+            let bytes = from_first(group, "checkpoint", bytes)?;
+            let (path, folder): (PathBuf, PathBuf) =
+                serde_json::from_slice(&names).unwrap_or_default();
+            (Checkpoint::parse(&path, bytes)?, folder, lock)
+        }
+    };
     let Header { settings, .. } = &checkpoint.header;
     let stored = Settings::from_yaml(settings, &folder.join("args.yaml").display().to_string())?;
     let (settings, changes) = merge(stored, given)?;

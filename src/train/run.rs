@@ -2,26 +2,28 @@
 
 use super::checkpoint::{Best, Checkpoint, Header, Position, to_bytes as checkpoint_bytes};
 use super::checkpoints::{self, Saver};
-use super::class_weights::class_weights;
-use super::engine::Engine;
+use super::checksum;
+use super::engine::{Engine, Team, Turn};
 use super::error::TrainError;
-use super::plan::{self, Plan};
+use super::gradients::Buckets;
+use super::plan::Plan;
 use super::plots;
+use super::prepare::{Prepared, prepare};
+use super::rank_stats::{self, RankStats};
 use super::resume::{self, Resumed, RunLock};
+use super::session::Data;
 use super::session::{
-    self, Data, choice, compute_pool, cores, gains, loader_config, print_metrics, train_splits,
-    write,
+    choice, compute_pool, cores_of_rank, gains, loader_config, print_metrics, write,
 };
-use super::start::{Start, start, start_again};
+use super::start::Start;
+use super::together::{agree, agree_within, all_texts, from_first, leads};
 use crate::config::Settings;
-use crate::config::dataset::SplitName;
-use crate::config::model::ModelSpec;
 use crate::data::Split;
-use crate::data::fingerprint::fingerprint;
-use crate::data::loader::Loader;
-use crate::data::sampler::{Sampler, mosaic_off_from};
-use crate::dist::Single;
-use crate::eval::{BatchPictures, Inference, Validation, micro_batch, validate};
+use crate::data::batch::Batch;
+use crate::data::loader::{Loader, LoaderConfig};
+use crate::data::sampler::{Shard, mosaic_off_from};
+use crate::dist::{Buffer, Call, ProcessGroup};
+use crate::eval::{BatchPictures, Inference, ValidateError, Validated, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::Network;
 use crate::model::init::State;
@@ -30,35 +32,45 @@ use crate::ops;
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Trains as `settings` say, or goes on with the run of `--resume`. The result is the run's folder.
+/// Trains as `settings` say, or goes on with the run of `--resume`, as one rank of `group`; every rank calls it. Rank 0
+/// writes and prints. The result is the run's folder.
 ///
 /// # Errors
-/// [`TrainError`]. `Interrupted` and unreadable images leave a checkpoint of the very batch; whatever the error, the
-/// last checkpoint is whole.
+/// [`TrainError`], on every rank where one fails. `Interrupted` and unreadable images leave a checkpoint of the very
+/// batch; whatever the error, the last checkpoint is whole.
 pub fn run(
     settings: &Settings,
+    group: &Arc<dyn ProcessGroup>,
     interrupted: &AtomicBool,
     console: &Console,
 ) -> Result<PathBuf, TrainError> {
+    let silent = Console::silent();
+    let console = if leads(&**group) { console } else { &silent };
     let resumed = match settings.resume.as_deref() {
         None | Some("false") => None,
-        Some(word) => Some(resume::find(settings, word, console)?),
+        Some(word) => Some(resume::find(settings, word, &**group, console)?),
     };
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
-    let pool = compute_pool(&settings)?;
+    let pool = compute_pool(&settings, group.size())?;
     pool.install(|| {
-        let run = Run::start(settings.clone(), resumed, interrupted, console)?;
+        let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
         let folder = run.folder.clone();
         let end = run.train();
-        let drawn = plots::draw_results(&settings, &folder, console);
+        let drawn = match leads(&**group) {
+            true => plots::draw_results(&settings, &folder, console),
+            false => Ok(()),
+        };
         end.and_then(|folder| drawn.map(|()| folder))
     })
 }
+
+/// The work of getting the next batch.
+const BATCH: &str = "batch";
 
 /// Networks without bins regress distances directly.
 fn third_loss(network: &Network) -> ThirdLoss {
@@ -92,87 +104,54 @@ struct Run<'a> {
     best: Option<Best>,
     /// Hash of the data set.
     data: String,
-    saver: Saver,
-    _lock: RunLock,
+    group: Arc<dyn ProcessGroup>,
+    stats: RankStats,
+    /// Of rank 0.
+    saver: Option<Saver>,
+    _lock: Option<RunLock>,
 }
 
 impl<'a> Run<'a> {
     fn start(
-        settings: Settings,
+        mut settings: Settings,
         resumed: Option<Resumed>,
+        group: &Arc<dyn ProcessGroup>,
         interrupted: &'a AtomicBool,
         console: &'a Console,
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
-        let header = resumed.as_ref().map(|r| &r.checkpoint.header);
-        // before the data are read, which may take long
-        let spec = match header {
-            Some(h) => h.metadata.spec.clone(),
-            None => ModelSpec::resolve(&settings.model)?,
+        let g = &**group;
+        let Prepared {
+            data,
+            train,
+            val,
+            hash,
+            start:
+                Start {
+                    network,
+                    state,
+                    licence,
+                },
+            class_weights,
+            plan,
+            lanes,
+        } = prepare(&settings, resumed.as_ref(), g, interrupted, console)?;
+        // a run keeps its lanes, on whatever ranks it goes on
+        settings.lanes = Some(lanes);
+        let config = LoaderConfig {
+            shard: Shard {
+                index: g.rank(),
+                count: g.size(),
+                lanes,
+            },
+            ..loader_config(&settings, plan.mosaic_off_from, g.size())
         };
-        let mut data = Data::open(
-            &settings,
-            "train",
-            train_splits(&settings),
-            interrupted,
-            console,
-        )?;
-        data.folder = resumed.as_ref().map(|r| r.folder.clone());
-        let train = Arc::new(data.split(SplitName::Train, None, console)?);
-        let val = match settings.val {
-            true => Some(Arc::new(data.split(
-                SplitName::Val,
-                Some(&train.names),
-                console,
-            )?)),
-            false => None,
-        };
-        let hash = fingerprint([&train].into_iter().chain(&val).map(|s| &**s));
-        if let Some(r) = &resumed
-            && r.checkpoint.header.data != hash
-        {
-            return Err(TrainError::DataChanged {
-                data: settings.data.clone(),
-                run: r.folder.clone(),
-            });
-        }
-        let Start {
-            network,
-            state,
-            licence,
-        } = match header {
-            Some(h) => start_again(&settings, &h.metadata, console)?,
-            None => start(&settings, spec, &train.names, console)?,
-        };
-        let class_weights = class_weights(&settings, &train, console)?;
-
-        let batches = Sampler {
-            images: train.images.len(),
-            batch: settings.batch,
-            seed: settings.seed,
-            drop_last: settings.drop_last,
-        }
-        .batches();
-        if batches == 0 {
-            return Err(TrainError::NoBatch {
-                images: train.images.len(),
-                batch: settings.batch,
-            });
-        }
-        let plan = plan::resolve(&settings, train.images.len(), batches, train.names.len());
-        let config = loader_config(&settings, plan.mosaic_off_from);
         let loader = Loader::new(train.clone(), config.clone())?;
         let val = match val {
             Some(v) => Some((v.clone(), Loader::new(v, config)?)),
             None => None,
         };
-
-        let folder = data.create_folder()?;
-        let weights = folder.join("weights");
-        std::fs::create_dir_all(&weights).map_err(|source| TrainError::Write {
-            path: weights,
-            source,
-        })?;
+        let (folder, saver) = folder(&settings, &data, g)?;
 
         let third = third_loss(&network);
         let metadata = Metadata {
@@ -186,16 +165,23 @@ impl<'a> Run<'a> {
         };
         let device = Device::flex();
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
-        let mut engine = Engine::new(network, state, optimizer, gains(&settings), &device);
+        let team = Team {
+            group: group.clone(),
+            lanes,
+            sync_norms: settings.sync_bn,
+            buckets: Buckets::of(&settings),
+        };
+        let mut engine = Engine::new(network, state, optimizer, gains(&settings), &device, team);
         engine.norm_momentum = plan.norm_momentum;
         engine.class_weights = class_weights;
-        let saver = Saver::new(&folder, settings.keep_checkpoints)?;
         let (lock, checkpoint, epochs) = match resumed {
             Some(r) => (r.lock, Some(r.checkpoint), r.epochs),
-            None => (RunLock::take(&folder)?, None, settings.epochs),
+            None if leads(g) => (Some(RunLock::take(&folder)?), None, settings.epochs),
+            None => (None, None, settings.epochs),
         };
         let mut run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, plan.algorithm.groups()),
+            stats: RankStats::new(folder.join("ranks.csv")),
             engine,
             settings,
             interrupted,
@@ -213,6 +199,7 @@ impl<'a> Run<'a> {
             shown: ShownLoss::default(),
             best: None,
             data: hash,
+            group: group.clone(),
             saver,
             _lock: lock,
         };
@@ -220,9 +207,27 @@ impl<'a> Run<'a> {
         if let Some(c) = checkpoint {
             run.restore(&c, epochs)?;
         }
-        run.write_options()?;
-        plots::draw_labels(&run.settings, &run.folder, &run.images, console)?;
+        // equal already, unless a file differs from rank to rank
+        run.engine.broadcast()?;
+        let written = run.on_first(|run| {
+            run.write_options()?;
+            plots::draw_labels(&run.settings, &run.folder, &run.images, console)
+        });
+        agree(g, "first files of the run", written)?;
         Ok(run)
+    }
+
+    /// Whether this rank writes.
+    fn leads(&self) -> bool {
+        leads(&*self.group)
+    }
+
+    /// What only rank 0 does.
+    fn on_first(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        if self.leads() { work(self) } else { Ok(()) }
     }
 
     /// Options as they are now, for people and for `--cfg`.
@@ -235,8 +240,7 @@ impl<'a> Run<'a> {
     /// Goes on where a checkpoint was written.
     fn restore(&mut self, checkpoint: &Checkpoint, epochs: usize) -> Result<(), TrainError> {
         let h = &checkpoint.header;
-        checkpoint.restore(&mut self.engine.arrays_mut())?;
-        self.engine.set_counters(&h.counters);
+        self.engine.restore(checkpoint)?;
         (self.position, self.shown, self.best) = (h.position, h.loss, h.best);
         self.before = h.seconds;
         self.metadata = h.metadata.clone();
@@ -274,12 +278,12 @@ impl<'a> Run<'a> {
                 ops::isa().name()
             ));
         }
-        self.csv
-            .go_on(&h.results)
-            .map_err(|source| TrainError::Write {
-                path: self.folder.join("results.csv"),
-                source,
-            })?;
+        let path = self.folder.join("results.csv");
+        let on_disk = self.on_first(|run| {
+            let go_on = run.csv.go_on(&h.results);
+            go_on.map_err(|source| TrainError::Write { path, source })
+        });
+        agree(&*self.group, "results of a run that goes on", on_disk)?;
         self.console.note(format!(
             "{} goes on at epoch {}, batch {} of {}, after {} steps and {:.1} s",
             self.folder.display(),
@@ -309,9 +313,16 @@ impl<'a> Run<'a> {
         self.before + self.started.elapsed().as_secs_f64()
     }
 
-    /// Starts to write a checkpoint of this very moment.
+    /// Starts to write a checkpoint of this very moment. All ranks call it.
     fn checkpoint(&mut self, finished: bool) -> Result<(), TrainError> {
-        let arrays = self.engine.arrays();
+        let pending = self.engine.pending_gradient()?;
+        if !self.leads() {
+            return Ok(());
+        }
+        let mut arrays = self.engine.arrays();
+        if !pending.is_empty() {
+            arrays.push((Engine::PENDING.into(), &pending));
+        }
         let header = Header {
             version: env!("CARGO_PKG_VERSION").into(),
             isa: ops::isa().name().into(),
@@ -330,7 +341,10 @@ impl<'a> Run<'a> {
         };
         let values: Vec<&[f32]> = arrays.iter().map(|a| a.1).collect();
         let bytes = checkpoint_bytes(&header, &values);
-        self.saver.save(self.position, bytes)
+        match &mut self.saver {
+            Some(saver) => saver.save(self.position, bytes),
+            None => Ok(()),
+        }
     }
 
     fn print_plan(&self) {
@@ -348,12 +362,39 @@ impl<'a> Run<'a> {
         for line in &self.plan.lines {
             self.console.note(line);
         }
+        let ranks = self.group.size();
+        let lanes = self.engine.team().lanes;
+        if ranks > 1 {
+            let parts: Vec<String> = (0..ranks)
+                .map(|index| {
+                    let shard = Shard {
+                        index,
+                        count: ranks,
+                        lanes,
+                    };
+                    shard.of(0..s.batch).len().to_string()
+                })
+                .collect();
+            self.console.note(format!(
+                "{ranks} ranks ({}): batch {} = {} images; batch norm {}; gradients in parts of {} MiB",
+                self.group.engine(),
+                s.batch,
+                parts.join(" + "),
+                if s.sync_bn {
+                    "over all ranks (SyncBN)"
+                } else {
+                    "of each rank's images"
+                },
+                s.bucket_mb
+            ));
+        }
+        let cores = cores_of_rank(ranks);
         self.console.note(format!(
-            "device cpu ({}), {} threads, {} workers, {} lanes, seed {}; {} epochs into {}",
+            "device cpu ({}), {} threads, {} workers{}, {lanes} lanes, seed {}; {} epochs into {}",
             ops::isa().name(),
-            s.threads_or_default(cores()),
-            s.workers_or_default(cores()),
-            s.lanes,
+            s.threads_or_default(cores),
+            s.workers_or_default(cores),
+            if ranks > 1 { " a rank" } else { "" },
             s.seed,
             s.epochs,
             self.folder.display()
@@ -364,11 +405,19 @@ impl<'a> Run<'a> {
         let end = self.epochs_and_end();
         let saved = match &end {
             // nothing is wrong with the weights: they are kept as they are now
-            Err(TrainError::Interrupted | TrainError::Loader(_)) => self.checkpoint(false),
+            Err(
+                TrainError::Interrupted
+                | TrainError::Loader(_)
+                | TrainError::OtherRank { what: BATCH, .. }
+                | TrainError::Validate(ValidateError::Peer { .. }),
+            ) => self.checkpoint(false),
             _ => Ok(()),
         };
-        let saved = saved.and_then(|()| self.saver.wait());
-        if end.is_err() && checkpoints::list(&self.folder).is_ok_and(|c| !c.is_empty()) {
+        let saved = saved.and_then(|()| self.saver.as_mut().map_or(Ok(()), Saver::wait));
+        if end.is_err()
+            && self.leads()
+            && checkpoints::list(&self.folder).is_ok_and(|c| !c.is_empty())
+        {
             self.console.note(format!(
                 "the run can go on: yolo-train --resume {}",
                 self.folder.display()
@@ -407,17 +456,18 @@ impl<'a> Run<'a> {
         let epoch = self.position.epoch;
         self.epoch(epoch)?;
         let train = self.shown.items(self.engine.gains);
-        let validation = self.validate_average()?;
-        let row = validation.as_ref().map(|(v, losses)| ValidationResults {
-            precision: v.metrics.precision,
-            recall: v.metrics.recall,
-            coco: v.metrics.coco,
-            losses: *losses,
+        let gains = self.engine.gains;
+        let row = self.validate_average()?.map(|v| {
+            let f = v.figures;
+            ValidationResults {
+                precision: f.precision,
+                recall: f.recall,
+                coco: f.coco,
+                losses: f.loss.items(gains),
+            }
         });
-        drop(validation);
         let schedule = &self.plan.schedule;
         let rates = schedule.rates(epoch, schedule.batches - 1);
-        let path = self.folder.join("results.csv");
         let row_of_epoch = ResultsRow {
             epoch: epoch + 1,
             seconds: self.seconds(),
@@ -425,25 +475,39 @@ impl<'a> Run<'a> {
             validation: row,
             learning_rates: self.engine.optimizer.group_rates(&rates),
         };
-        self.csv
-            .push(&row_of_epoch)
-            .map_err(|source| TrainError::Write { path, source })?;
-        self.save("last")?;
-        if self.is_best(epoch, row.map(|r| r.coco[0])) {
-            self.save("best")?;
-        }
-        let period = self.settings.save_period;
-        if period > 0 && (epoch + 1) as i64 % period == 0 {
-            self.save(&format!("epoch{}", epoch + 1))?;
-        }
-        plots::refresh_results(&self.settings, &self.folder, self.console)?;
+        let best = self.is_best(epoch, row.map(|r| r.coco[0]));
+        let written = self.on_first(|run| run.write_epoch(epoch, &row_of_epoch, best));
+        agree(&*self.group, "files of an epoch", written)?;
         self.position = Position {
             epoch: epoch + 1,
             batch: 0,
         };
         self.shown = ShownLoss::default();
         self.keep_to_time()?;
-        self.checkpoint(false)
+        self.checkpoint(false)?;
+        self.stats.restart();
+        Ok(())
+    }
+
+    fn write_epoch(
+        &mut self,
+        epoch: usize,
+        row: &ResultsRow,
+        best: bool,
+    ) -> Result<(), TrainError> {
+        let path = self.folder.join("results.csv");
+        self.csv
+            .push(row)
+            .map_err(|source| TrainError::Write { path, source })?;
+        self.save("last")?;
+        if best {
+            self.save("best")?;
+        }
+        let period = self.settings.save_period;
+        if period > 0 && (epoch + 1) as i64 % period == 0 {
+            self.save(&format!("epoch{}", epoch + 1))?;
+        }
+        plots::refresh_results(&self.settings, &self.folder, self.console)
     }
 
     /// With `--time`: as many epochs as fit into it, judged by those that are done.
@@ -453,9 +517,16 @@ impl<'a> Run<'a> {
         };
         let done = self.position.epoch;
         let epochs = ((hours * 3600.0 * done as f64 / self.seconds()) as usize).max(done);
+        // clocks differ
+        let epochs = from_first(
+            &*self.group,
+            "epochs that fit",
+            epochs.to_le_bytes().to_vec(),
+        )?;
+        let epochs = epochs.try_into().map_or(done, usize::from_le_bytes);
         if epochs != self.epochs() {
             self.set_epochs(epochs);
-            self.write_options()?;
+            self.on_first(|run| run.write_options())?;
             self.console.note(format!(
                 "{hours} hours (--time) are enough for {epochs} epochs, {done} are done"
             ));
@@ -477,12 +548,20 @@ impl<'a> Run<'a> {
         let (mut done, total) = (images(first), images(batches));
         let mut bar = self.console.epoch_bar(epoch + 1, self.epochs(), total);
         let gains = self.engine.gains;
-        for (i, batch) in (first..).zip(self.train.train_epoch(epoch, first)) {
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(TrainError::Interrupted);
-            }
-            let batch = batch?;
-            if self.settings.plots {
+        let group = self.group.clone();
+        let mut stream = self.train.train_epoch(epoch, first);
+        for i in first..batches {
+            let began = Instant::now();
+            let batch = match self.interrupted.load(Ordering::Relaxed) {
+                true => Err(TrainError::Interrupted),
+                false => stream.next().transpose().map_err(TrainError::from),
+            };
+            let data = began.elapsed().as_secs_f64();
+            // every rank trains this batch, or none
+            let batch = agree_within(&*group, BATCH, None, batch)?;
+            let agreed = began.elapsed().as_secs_f64() - data;
+            let Some(batch) = batch else { break };
+            if self.settings.plots && self.leads() {
                 BatchPictures::new(&self.folder, &self.images, self.console).training(
                     (epoch, i),
                     batches,
@@ -490,36 +569,31 @@ impl<'a> Run<'a> {
                     &batch,
                 );
             }
-            let not_finite = |what, step| {
-                let files = batch
-                    .images
-                    .iter()
-                    .map(|b| self.images.images[b.index].file_name.clone())
-                    .collect();
-                TrainError::NotFinite {
-                    what,
-                    epoch: epoch + 1,
-                    batch: i,
-                    step,
-                    files,
-                }
-            };
             let step = self.engine.optimizer.steps;
-            let loss = self
-                .engine
-                .accumulate(&micro_batch(&batch), weights)
-                .ok_or_else(|| not_finite("loss", step))?;
-            self.shown.add(loss);
             let schedule = &self.plan.schedule;
-            let ends_step = schedule.ends_step(epoch, i, self.engine.pending());
-            if ends_step {
-                let rates = schedule.rates(epoch, i);
-                self.engine
-                    .step(&rates, self.plan.size)
-                    .ok_or_else(|| not_finite("gradient", step))?;
+            let images = self.train.global_batch_len(i);
+            let turn = Turn {
+                images,
+                head_weights: weights,
+                ends_step: schedule.ends_step(epoch, i, self.engine.pending() + 1),
+            };
+            let rates = schedule.rates(epoch, i);
+            let loss = self.engine.accumulate(&micro_batch(&batch), turn)?;
+            let Some(loss) = loss else {
+                return Err(self.not_finite("loss", epoch, i, step, &batch));
+            };
+            self.shown.add(loss);
+            let mut waited = agreed + self.engine.phases.waited;
+            if turn.ends_step {
+                let Some(done) = self.engine.step(&rates, self.plan.size)? else {
+                    return Err(self.not_finite("gradient", epoch, i, step, &batch));
+                };
+                waited += done.waited;
             }
             self.position.batch = i + 1;
-            done += batch.len();
+            done += images;
+            let all = began.elapsed().as_secs_f64();
+            self.stats.add(batch.len(), data, waited, all);
             let [b, c, d] = self.shown.items(gains);
             let extra = format!(
                 "{} objects, {}x{}",
@@ -528,49 +602,91 @@ impl<'a> Run<'a> {
                 batch.width
             );
             bar.tick(done, &[("box", b), ("cls", c), (third, d)], &extra);
-            let every = self.settings.save_steps as u64;
-            if ends_step && every > 0 && self.engine.optimizer.steps.is_multiple_of(every) {
-                self.checkpoint(false)?;
+            if turn.ends_step {
+                self.after_step()?;
             }
         }
         bar.finish();
         Ok(())
     }
 
-    /// Validates the averaged weights; figures and loss items.
-    fn validate_average(&self) -> Result<Option<(Validation<'_>, [f64; 3])>, TrainError> {
+    /// What is due every so many steps.
+    fn after_step(&mut self) -> Result<(), TrainError> {
+        let steps = self.engine.optimizer.steps;
+        let every = self.settings.save_steps as u64;
+        if every > 0 && steps.is_multiple_of(every) {
+            self.checkpoint(false)?;
+        }
+        if self.group.size() == 1 {
+            return Ok(());
+        }
+        if steps.is_multiple_of(rank_stats::STEPS) {
+            self.stats.row(&*self.group, steps, self.console)?;
+        }
+        if steps.is_multiple_of(checksum::STEPS) {
+            let e = &self.engine;
+            let states = [("weights", &e.state), ("average", &e.average)];
+            checksum::compare(&*self.group, &e.network.layout, states, steps)?;
+        }
+        Ok(())
+    }
+
+    /// The error of a loss or gradient that is not finite, with the images of all ranks.
+    fn not_finite(
+        &self,
+        what: &'static str,
+        epoch: usize,
+        batch: usize,
+        step: u64,
+        images: &Batch,
+    ) -> TrainError {
+        let own = images
+            .images
+            .iter()
+            .map(|b| self.images.images[b.index].file_name.clone())
+            .collect();
+        match all_texts(&*self.group, "images of a batch", own) {
+            Ok(files) => TrainError::NotFinite {
+                what,
+                epoch: epoch + 1,
+                batch,
+                step,
+                files,
+            },
+            Err(e) => e,
+        }
+    }
+
+    /// Validates the averaged weights.
+    fn validate_average(&self) -> Result<Option<Validated<'_>>, TrainError> {
         self.validate(&self.engine.average)
     }
 
-    fn validate(&self, state: &State) -> Result<Option<(Validation<'_>, [f64; 3])>, TrainError> {
+    fn validate(&self, state: &State) -> Result<Option<Validated<'_>>, TrainError> {
         let Some((split, loader)) = &self.val else {
             return Ok(None);
         };
         let network = &self.engine.network;
         let inference = Inference::new(network, state, self.engine.gains, &self.device)
             .with_class_weights(self.engine.class_weights.clone());
-        let mut bar = self.console.bar("  validation", split.images.len());
-        let batches = loader.val_batches(self.settings.batch);
-        let c = choice(&self.settings);
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        let mut bar = self.console.bar("  validation", split.images.len() / ranks);
         let v = validate(
-            &Single::new(),
+            &*self.group,
             &inference,
             split,
-            batches,
-            &c,
+            loader.val_batches_of(self.settings.batch, rank, ranks),
+            &choice(&self.settings),
             self.interrupted,
             |done| bar.tick(done, &[], ""),
-        )?
-        .whole
-        .expect("rank 0 has the whole");
+        )?;
         bar.clear();
-        let m = &v.metrics;
+        let f = &v.figures;
         self.console.note(format!(
             "  validation: {} images, {} objects: P {:.3}, R {:.3}, AP50 {:.4}, AP50-95 {:.4}",
-            m.images, m.instances, m.precision, m.recall, m.coco[1], m.coco[0]
+            f.images, f.instances, f.precision, f.recall, f.coco[1], f.coco[0]
         ));
-        let items = v.loss.items(self.engine.gains);
-        Ok(Some((v, items)))
+        Ok(Some(v))
     }
 
     fn is_best(&mut self, epoch: usize, ap: Option<f64>) -> bool {
@@ -606,23 +722,32 @@ impl<'a> Run<'a> {
     }
 
     /// Validates the best weights once more, from their file, and prints their figures.
-    fn finish(&self) -> Result<(), TrainError> {
+    fn finish(&mut self) -> Result<(), TrainError> {
         let path = self.folder.join("weights/best.safetensors");
         let network = &self.engine.network;
-        let state =
-            WeightsFile::open(&path)?.load(&network.layout, &network.spec.name, network.classes)?;
-        if let Some((v, _)) = self.validate(&state)? {
-            v.predictions.write(&self.folder.join("predictions.json"))?;
-            if let (Some((split, loader)), true) = (&self.val, self.settings.plots) {
-                BatchPictures::new(&self.folder, split, self.console).validation(
-                    loader,
-                    self.settings.batch,
-                    &v.predictions,
-                );
-            }
-            print_metrics(self.console, &v.metrics);
-            plots::draw_validation(&self.settings, &self.folder, &v, self.console)?;
+        let read = || -> Result<State, TrainError> {
+            let file = WeightsFile::open(&path)?;
+            Ok(file.load(&network.layout, &network.spec.name, network.classes)?)
+        };
+        let best = self.leads().then(read).transpose();
+        let best = agree(&*self.group, "best weights", best)?;
+        let best = self.same_state(best)?;
+        if let Some(whole) = self.validate(&best)?.map(|v| v.whole) {
+            let written = whole.map_or(Ok(()), |v| -> Result<(), TrainError> {
+                v.predictions.write(&self.folder.join("predictions.json"))?;
+                if let (Some((split, loader)), true) = (&self.val, self.settings.plots) {
+                    BatchPictures::new(&self.folder, split, self.console).validation(
+                        loader,
+                        self.settings.batch,
+                        &v.predictions,
+                    );
+                }
+                print_metrics(self.console, &v.metrics);
+                plots::draw_validation(&self.settings, &self.folder, &v, self.console)
+            });
+            agree(&*self.group, "files of the last validation", written)?;
         }
+        let network = &self.engine.network;
         let trained: usize = network
             .layout
             .params
@@ -638,77 +763,44 @@ impl<'a> Run<'a> {
         ));
         Ok(())
     }
+
+    /// Rank 0's weights, on every rank.
+    fn same_state(&self, first: Option<State>) -> Result<State, TrainError> {
+        let mut state = first.unwrap_or_else(|| self.engine.average.clone());
+        if self.group.size() > 1 {
+            for values in [&mut state.params, &mut state.buffers] {
+                let call = Call::bulk("best weights");
+                let own = Buffer::F32(std::mem::take(values));
+                let got = self.group.broadcast(call, 0, own).wait()?;
+                *values = got.into_vec().expect("what was given was float32");
+            }
+        }
+        Ok(state)
+    }
 }
 
-/// Validates `--weights` on a split of `--data`. The result is the run's folder.
-///
-/// # Errors
-/// [`TrainError`], also where the classes of weights and data set differ.
-pub fn val(
+/// The run's folder, which rank 0 makes, and what writes its checkpoints.
+fn folder(
     settings: &Settings,
-    interrupted: &AtomicBool,
-    console: &Console,
-) -> Result<PathBuf, TrainError> {
-    let pool = compute_pool(settings)?;
-    pool.install(|| {
-        let path = Path::new(&settings.weights);
-        let file = WeightsFile::open(path)?;
-        let metadata = file.metadata()?;
-        let mut settings = settings.clone();
-        if !settings.is_given("imgsz") {
-            settings.imgsz = metadata.imgsz;
-        }
-        let settings = &settings;
-        let network = Network::new(metadata.spec.clone(), metadata.names.len());
-        let state = file.load(&network.layout, &metadata.model, network.classes)?;
-        let mut data = Data::open(settings, "val", &[settings.split], interrupted, console)?;
-        let split = Arc::new(data.split(settings.split, Some(&metadata.names), console)?);
-        let unknown = data.unknown_classes();
-        if split.names != metadata.names || !unknown.is_empty() {
-            let mut found = split.names.clone();
-            found.extend(unknown);
-            return Err(TrainError::Classes {
-                weights: settings.weights.clone(),
-                trained: metadata.names,
-                data: settings.data.clone(),
-                found,
-            });
-        }
+    data: &Data,
+    group: &dyn ProcessGroup,
+) -> Result<(PathBuf, Option<Saver>), TrainError> {
+    let make = || -> Result<(PathBuf, Saver), TrainError> {
         let folder = data.create_folder()?;
-        console.note(format!(
-            "{}: {} parameters, {} classes",
-            metadata.model,
-            network.parameters(),
-            network.classes
-        ));
-        let loader = Loader::new(split.clone(), session::loader_config(settings, 0))?;
-        let inference = Inference::new(&network, &state, gains(settings), &Device::flex());
-        let mut bar = console.bar("validation", split.images.len());
-        let batches = loader.val_batches(settings.batch);
-        let c = choice(settings);
-        let v = validate(
-            &Single::new(),
-            &inference,
-            &split,
-            batches,
-            &c,
-            interrupted,
-            |done| bar.tick(done, &[], ""),
-        )?
-        .whole
-        .expect("rank 0 has the whole");
-        bar.finish();
-        v.predictions.write(&folder.join("predictions.json"))?;
-        if settings.plots {
-            BatchPictures::new(&folder, &split, console).validation(
-                &loader,
-                settings.batch,
-                &v.predictions,
-            );
-        }
-        print_metrics(console, &v.metrics);
-        plots::draw_validation(settings, &folder, &v, console)?;
-        console.note(format!("results in {}", folder.display()));
-        Ok(folder.clone())
-    })
+        let weights = folder.join("weights");
+        std::fs::create_dir_all(&weights).map_err(|source| TrainError::Write {
+            path: weights,
+            source,
+        })?;
+        let saver = Saver::new(&folder, settings.keep_checkpoints)?;
+        Ok((folder, saver))
+    };
+    let made = leads(group).then(make).transpose();
+    let (path, saver) = agree(group, "folder of the run", made)?.unzip();
+    let name = serde_json::to_vec(&path.clone().unwrap_or_default()).unwrap_or_default();
+    let name = match group.size() {
+        1 => name,
+        _ => from_first(group, "name of the run's folder", name)?,
+    };
+    Ok((serde_json::from_slice(&name).unwrap_or_default(), saver))
 }

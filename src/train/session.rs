@@ -11,7 +11,7 @@ use crate::data::{
 };
 use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
-use crate::ops::{self, cpu::isa::Isa};
+use crate::ops::cpu::isa::Isa;
 use crate::report::files::write_atomic;
 use crate::report::run_dir::create_run_dir;
 use crate::report::{Bar, Console, Unit};
@@ -25,14 +25,19 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The threads that compute, with the instruction set and the lanes of these options.
+/// Processor cores for one of `ranks` ranks that share a machine.
+#[must_use]
+pub fn cores_of_rank(ranks: usize) -> usize {
+    (cores() / ranks.max(1)).max(1)
+}
+
+/// The threads that compute, of one of `ranks` ranks that share this machine.
 ///
 /// # Errors
 /// [`TrainError::Isa`] for a bad `YOLO_TRAIN_ISA`, [`TrainError::Threads`].
-pub fn compute_pool(s: &Settings) -> Result<rayon::ThreadPool, TrainError> {
+pub fn compute_pool(s: &Settings, ranks: usize) -> Result<rayon::ThreadPool, TrainError> {
     Isa::detect()?;
-    ops::set_lanes(s.lanes);
-    let threads = s.threads_or_default(cores());
+    let threads = s.threads_or_default(cores_of_rank(ranks));
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .thread_name(|i| format!("compute-{i}"))
@@ -68,9 +73,9 @@ pub fn choice(s: &Settings) -> Choice {
     }
 }
 
-/// Loader of these options; `mosaic_off_from` is the first epoch without mosaic.
+/// Loader of these options of one of `ranks` ranks; `mosaic_off_from` is the first epoch without mosaic.
 #[must_use]
-pub fn loader_config(s: &Settings, mosaic_off_from: usize) -> LoaderConfig {
+pub fn loader_config(s: &Settings, mosaic_off_from: usize, ranks: usize) -> LoaderConfig {
     LoaderConfig {
         imgsz: s.imgsz,
         batch: s.batch,
@@ -94,7 +99,7 @@ pub fn loader_config(s: &Settings, mosaic_off_from: usize) -> LoaderConfig {
         mosaic_off_from,
         multi_scale: s.multi_scale,
         rect: s.rect,
-        workers: s.workers_or_default(cores()),
+        workers: s.workers_or_default(cores_of_rank(ranks)),
         ..LoaderConfig::default()
     }
 }
@@ -159,6 +164,8 @@ pub struct Data {
     run_name: String,
     /// Of a run that goes on: no folder is created then.
     pub folder: Option<PathBuf>,
+    /// Whether a report of what is wrong is left in a folder.
+    pub writes: bool,
     pub report: DataReport,
 }
 
@@ -207,6 +214,7 @@ impl Data {
             options,
             project: s.project.clone().into(),
             folder: None,
+            writes: true,
             run_name: s.name.clone().unwrap_or_else(|| default_name.into()),
         })
     }
@@ -253,7 +261,7 @@ impl Data {
         let (split, report) = match load_split(&self.yaml, which, &self.options) {
             Ok(read) => read,
             Err(e) => {
-                if let Some(found) = e.report() {
+                if let (Some(found), true) = (e.report(), self.writes) {
                     // the message shows the first cases; all of them go into a file
                     self.report.push(found.clone());
                     let folder = self.create_folder()?;

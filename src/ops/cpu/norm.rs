@@ -23,7 +23,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::isa::Isa;
-use super::lanes;
+use super::lanes::{self, Lanes};
+use crate::ops::ranks::Synced;
 
 /// Rows of the matrix that are summed in float32 before the sum is carried to float64.
 const ROWS: usize = 128;
@@ -38,6 +39,56 @@ const CHUNK: usize = 1 << 14;
 pub fn tree<T>(parts: Vec<T>, mut merge: impl FnMut(T, T) -> T) -> Option<T> {
     let mut parts: Vec<Option<T>> = parts.into_iter().map(Some).collect();
     lanes::tree(0..parts.len(), &mut |l| parts[l].take(), &mut merge)
+}
+
+/// Statistics that are merged over lanes and ranks.
+pub trait Statistic: Sized {
+    /// In the name of the exchange.
+    const WHAT: &'static str;
+    fn empty(channels: usize) -> Self;
+    fn merge(self, other: Self) -> Self;
+    /// As numbers, the same count for every value of `channels` channels.
+    fn pack(&self, into: &mut Vec<f64>);
+    /// What [`Self::pack`] gave.
+    fn unpack(numbers: &[f64], channels: usize) -> Self;
+}
+
+/// Merges the parts of own lanes and, where `synced` is given, those of all ranks' lanes, in the tree of all lanes.
+/// Nothing else than whole subtrees of own lanes goes over the wire.
+pub fn merged<T: Statistic>(
+    parts: Vec<T>,
+    lanes: &Lanes,
+    synced: Option<&Synced>,
+    channels: usize,
+) -> T {
+    let empty = || T::empty(channels);
+    let Some(s) = synced else {
+        return tree(parts, T::merge).unwrap_or_else(empty);
+    };
+    let mut parts = parts.into_iter();
+    let subtrees = lanes.subtrees().into_iter().map(|node| {
+        let of_node = parts.by_ref().take(node.len()).collect();
+        tree(of_node, T::merge).unwrap_or_else(empty)
+    });
+    let mut own = vec![];
+    subtrees.for_each(|t| t.pack(&mut own));
+    let (size, total) = (s.ranks.size(), lanes.total());
+    // a failure is told elsewhere, what is computed then is not used
+    let all = s.ranks.gather(&s.name, T::WHAT, own).unwrap_or_default();
+    let mut values = vec![];
+    let mut width = vec![];
+    empty().pack(&mut width);
+    for of_rank in &all {
+        let each = of_rank.chunks_exact(width.len());
+        values.extend(each.map(|n| Some(T::unpack(n, channels))));
+    }
+    let nodes: Vec<_> = (0..size)
+        .flat_map(|r| lanes::nodes(total, lanes::lanes_of(r, size, total)))
+        .collect();
+    if values.len() != nodes.len() {
+        return empty();
+    }
+    lanes::tree_of_nodes(total, &nodes, values, &mut T::merge).unwrap_or_else(empty)
 }
 
 /// How a reduction over `[images, pixels, channels]` is cut: a function of the shape and the vector's width.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::super::isa::{Isa, Kernel};
-use super::super::lanes::{self, tree_sum};
+use super::super::lanes::{self, LaneSums};
 use super::super::simd::Simd;
 
 /// Pixels whose sum is formed in float32; these sums are added in float64.
@@ -38,10 +38,15 @@ impl Kernel for Sum<'_> {
     }
 }
 
-/// Sum over images and pixels of `x` `[n, pixels, channels]`, `out` `[channels]`: over the lanes as in
+/// Sums over images and pixels of `x` `[n, pixels, channels]`, `[channels]` each: over the lanes of a group as in
 /// [`lanes::tree`], where a lane's sum is rounded to float32 once.
-pub fn column_sums(isa: Isa, x: &[f32], images: usize, lanes: &[Range<usize>], out: &mut [f32]) {
-    let c = out.len();
+pub fn column_sums(
+    isa: Isa,
+    x: &[f32],
+    [images, c]: [usize; 2],
+    lanes: &[Range<usize>],
+    sums: &mut LaneSums,
+) {
     lanes::check(lanes, images);
     assert!(
         c > 0 && x.len().is_multiple_of(images.max(1) * c),
@@ -67,6 +72,5 @@ pub fn column_sums(isa: Isa, x: &[f32], images: usize, lanes: &[Range<usize>], o
             Some(total.iter().map(|&t| t as f32).collect())
         })
         .collect();
-    let parts: Vec<Option<&[f32]>> = parts.iter().map(|p| p.as_deref()).collect();
-    tree_sum(&parts, out);
+    sums.put(&parts);
 }

@@ -12,7 +12,7 @@ use rayon::prelude::*;
 
 use super::super::buffer::{Buffer, Shared};
 use super::super::isa::Isa;
-use super::super::lanes::tree;
+use super::super::lanes::{LaneSums, store, tree};
 use super::ConvShape;
 
 /// Output rows of a task.
@@ -93,9 +93,9 @@ pub(super) fn backward_weight(
     x: &[f32],
     dy: &[f32],
     lanes: &[Range<usize>],
-    dw: &mut [f32],
+    sums: &mut LaneSums,
 ) {
-    let (oh, ow, c, size) = (shape.out_h(), shape.out_w(), shape.ci, dw.len());
+    let (oh, ow, c, size) = (shape.out_h(), shape.out_w(), shape.ci, shape.w_len());
     let slides = shape.k == 3 && shape.stride == 1;
     // Units of an image, each a partial sum.
     let units = (oh * ow / 400).clamp(1, 8).min(oh);
@@ -117,25 +117,25 @@ pub(super) fn backward_weight(
             }
         });
     let add = |a: &mut [f32], b: &[f32]| a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-    let sum = tree(
-        0..lanes.len(),
-        &mut |l| {
-            let mut parts = partial
-                .chunks(size)
-                .skip(lanes[l].start * units)
-                .take(lanes[l].len() * units);
-            let mut sum = Buffer::take(size);
-            sum.copy_from_slice(parts.next()?);
-            parts.for_each(|p| add(&mut sum, p));
-            Some(sum)
-        },
-        &mut |mut a, b| {
-            add(&mut a, &b);
-            a
-        },
-    );
-    match sum {
-        Some(sum) => dw.copy_from_slice(&sum),
-        None => dw.fill(0.0),
+    let more = sums.add;
+    for (group, out) in sums.groups.iter().zip(sums.out.iter_mut()) {
+        let sum = tree(
+            group.clone(),
+            &mut |l| {
+                let mut parts = partial
+                    .chunks(size)
+                    .skip(lanes[l].start * units)
+                    .take(lanes[l].len() * units);
+                let mut sum = Buffer::take(size);
+                sum.copy_from_slice(parts.next()?);
+                parts.for_each(|p| add(&mut sum, p));
+                Some(sum)
+            },
+            &mut |mut a, b| {
+                add(&mut a, &b);
+                a
+            },
+        );
+        store(sum.as_deref(), out, more);
     }
 }

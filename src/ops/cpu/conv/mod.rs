@@ -26,7 +26,7 @@ pub use shape::ConvShape;
 use std::ops::Range;
 
 use super::isa::Isa;
-use super::lanes;
+use super::lanes::{self, LaneSums};
 
 /// `y = conv(x, w)`, then the epilogue.
 ///
@@ -82,21 +82,23 @@ pub fn conv_backward_data(
     }
 }
 
-/// Gradient with respect to `w`, `[k, k, ci / groups, co]`, overwritten: the sum over the lanes in the order of
-/// [`lanes::tree`] of the lanes' own sums, which are what this gives for a lane alone.
+/// Gradient with respect to `w`, `[k, k, ci / groups, co]`, for each group of lanes: the sum over its lanes in the order
+/// of [`lanes::tree`] of the lanes' own sums, which are what this gives for a lane alone.
 pub fn conv_backward_weight(
     isa: Isa,
     shape: &ConvShape,
     x: &[f32],
     dy: &[f32],
     lanes: &[Range<usize>],
-    dw: &mut [f32],
+    sums: &mut LaneSums,
 ) {
-    shape.check(x, dw, dy);
+    for dw in sums.out.iter() {
+        shape.check(x, dw, dy);
+    }
     lanes::check(lanes, shape.n);
     if shape.depthwise() {
-        depthwise::backward_weight(isa, shape, x, dy, lanes, dw);
+        depthwise::backward_weight(isa, shape, x, dy, lanes, sums);
     } else {
-        weight::backward_weight(isa, shape, x, dy, lanes, dw);
+        weight::backward_weight(isa, shape, x, dy, lanes, sums);
     }
 }

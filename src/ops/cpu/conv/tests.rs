@@ -1,7 +1,7 @@
 use std::ops::Range;
 
 use super::*;
-use crate::ops::cpu::lanes::cut;
+use crate::ops::cpu::lanes::{LaneSums, cut};
 
 /// Numbers in -1..1 from a counter.
 struct Rng(u64);
@@ -90,7 +90,14 @@ fn check(isa: Isa, s: &ConvShape, rng: &mut Rng) {
     let size: Vec<f64> = dx.1.iter().map(|v| 2.0 * v).collect();
     close("backward_data, added", s, isa, &got, &twice, &size);
     let mut got = vec![f32::NAN; s.w_len()];
-    conv_backward_weight(isa, s, &x, &dy, &cut(s.n, 4), &mut got);
+    conv_backward_weight(
+        isa,
+        s,
+        &x,
+        &dy,
+        &cut(s.n, 4),
+        &mut LaneSums::all(&(0..4), &mut got),
+    );
     close("backward_weight", s, isa, &got, &dw.0, &dw.1);
 }
 
@@ -256,7 +263,14 @@ fn all(
     let [y, dx, dw] = &mut out;
     conv_forward(isa, s, x, w, y, Epilogue::None);
     conv_backward_data(isa, s, dy, w, dx, false);
-    conv_backward_weight(isa, s, x, dy, lanes, dw);
+    conv_backward_weight(
+        isa,
+        s,
+        x,
+        dy,
+        lanes,
+        &mut LaneSums::all(&(0..lanes.len()), dw),
+    );
     out.map(|v| bits(&v))
 }
 
@@ -310,7 +324,15 @@ fn a_lane_alone_gives_the_bytes_that_the_tree_adds() {
                         &dy[images.start * b..images.end * b],
                     );
                     let mut dw = vec![0.0; s.w_len()];
-                    conv_backward_weight(isa, &s, x, dy, &moved, &mut dw);
+                    let every = 0..moved.len();
+                    conv_backward_weight(
+                        isa,
+                        &s,
+                        x,
+                        dy,
+                        &moved,
+                        &mut LaneSums::all(&every, &mut dw),
+                    );
                     (!images.is_empty()).then_some(dw)
                 };
                 let four: Vec<_> = (0..4).map(|l| part(l, l + 1)).collect();
@@ -322,6 +344,23 @@ fn a_lane_alone_gives_the_bytes_that_the_tree_adds() {
                 let two: Vec<Option<&[f32]>> = two.iter().map(|p| p.as_deref()).collect();
                 lanes::tree_sum(&two, &mut sum);
                 assert_eq!(bits(&sum), whole, "two ranks {isa:?} {s:?}");
+                // In groups at once, first put, then added.
+                let groups = [0..1, 1..3, 3..4];
+                let mut out = vec![vec![f32::NAN; s.w_len()]; 3];
+                for add in [false, true] {
+                    let mut sums = LaneSums {
+                        groups: &groups,
+                        out: out.iter_mut().map(|o| &mut o[..]).collect(),
+                        add,
+                    };
+                    conv_backward_weight(isa, &s, &x, &dy, &lanes, &mut sums);
+                }
+                lanes::tree_sum(&four[1..3], &mut sum);
+                let middle: Vec<f32> = sum.iter().map(|v| v + v).collect();
+                assert_eq!(bits(&out[1]), bits(&middle), "a group, twice {isa:?} {s:?}");
+                let last: Vec<f32> =
+                    four[3].map_or(vec![0.0; s.w_len()], |v| v.iter().map(|v| v + v).collect());
+                assert_eq!(bits(&out[2]), bits(&last), "a lane, twice {isa:?} {s:?}");
             }
         }
     }
@@ -343,7 +382,13 @@ fn threads_do_not_change_a_byte() {
             let lanes = cut(s.n, 4);
             let run = || {
                 let mut sums = vec![0.0; s.co];
-                column_sums(isa, &dy, s.n, &lanes, &mut sums);
+                column_sums(
+                    isa,
+                    &dy,
+                    [s.n, s.co],
+                    &lanes,
+                    &mut LaneSums::all(&(0..4), &mut sums),
+                );
                 (all(isa, &s, &x, &w, &dy, &lanes), bits(&sums))
             };
             let first = one.install(run);
@@ -360,7 +405,13 @@ fn column_sums_equal_float64() {
         for c in [1, 4, 17, 80] {
             let x = rng.vec(3 * 700 * c);
             let mut out = vec![f32::NAN; c];
-            column_sums(isa, &x, 3, &cut(3, 4), &mut out);
+            column_sums(
+                isa,
+                &x,
+                [3, c],
+                &cut(3, 4),
+                &mut LaneSums::all(&(0..4), &mut out),
+            );
             for (i, &got) in out.iter().enumerate() {
                 let want: f64 = x.iter().skip(i).step_by(c).map(|&v| f64::from(v)).sum();
                 assert!(

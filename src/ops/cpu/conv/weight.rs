@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::super::buffer::{Buffer, Shared};
 use super::super::isa::Isa;
-use super::super::lanes::tree;
+use super::super::lanes::{LaneSums, store, tree};
 use super::ConvShape;
 use super::gather::{Band, bands};
 use super::pack;
@@ -186,7 +186,7 @@ pub(super) fn backward_weight(
     x: &[f32],
     dy: &[f32],
     lanes: &[Range<usize>],
-    dw: &mut [f32],
+    sums: &mut LaneSums,
 ) {
     let (ci, co, k) = (shape.ci / shape.groups, shape.co / shape.groups, shape.k);
     let size = k * k * ci * co;
@@ -211,9 +211,9 @@ pub(super) fn backward_weight(
         chunk: (bytes / row_bytes).max(160usize.div_ceil(shape.out_w())),
     };
     if small {
-        by_pixels(&plan, lanes, dw);
+        by_pixels(&plan, lanes, sums);
     } else {
-        by_parts(&plan, lanes, dw);
+        by_parts(&plan, lanes, sums);
     }
 }
 
@@ -242,7 +242,7 @@ fn units(
     (all, of_lanes)
 }
 
-fn by_pixels(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
+fn by_pixels(plan: &Plan, lanes: &[Range<usize>], sums: &mut LaneSums) {
     let s = plan.shape;
     let (ci, co, oh) = (plan.ci(), plan.co(), s.out_h());
     let size = s.k * s.k * ci * co;
@@ -303,15 +303,16 @@ fn by_pixels(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
     let partial = &partial[..];
     let total = s.groups * size;
     const PIECE: usize = 4096;
-    let reduce = |at: usize, out: &mut [f32]| {
+    // The sum of a group of lanes from element `at` on.
+    let reduce = |group: Range<usize>, at: usize, len: usize| {
         let add = |a: &mut Buffer, b: &[f32]| a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
-        let of = |u: usize| &partial[u * total + at..][..out.len()];
-        let sum = tree(
-            0..lanes.len(),
+        let of = |u: usize| &partial[u * total + at..][..len];
+        tree(
+            group,
             &mut |l| {
                 let mut units = of_lanes[l].clone();
                 let first = units.next()?;
-                let mut sum = Buffer::take(out.len());
+                let mut sum = Buffer::take(len);
                 sum.copy_from_slice(of(first));
                 units.for_each(|u| add(&mut sum, of(u)));
                 Some(sum)
@@ -320,38 +321,47 @@ fn by_pixels(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
                 add(&mut a, &b);
                 a
             },
-        );
-        match sum {
-            Some(sum) => out.copy_from_slice(&sum),
-            None => out.fill(0.0),
-        }
+        )
     };
-    if s.groups == 1 && !plan.transposed {
-        dw.par_chunks_mut(PIECE)
-            .enumerate()
-            .for_each(|(i, out)| reduce(i * PIECE, out));
-        return;
-    }
-    let mut sum = Buffer::take(total);
-    sum.par_chunks_mut(PIECE)
-        .enumerate()
-        .for_each(|(i, out)| reduce(i * PIECE, out));
-    let rows = s.k * s.k * ci;
-    for (g, sum) in sum.chunks(size).enumerate() {
-        for r in 0..rows {
-            let out = &mut dw[r * s.co + g * co..][..co];
-            for (c, out) in out.iter_mut().enumerate() {
-                *out = if plan.transposed {
-                    sum[c * rows + r]
-                } else {
-                    sum[r * co + c]
-                };
+    let more = sums.add;
+    for (group, out) in sums.groups.iter().zip(sums.out.iter_mut()) {
+        if s.groups == 1 && !plan.transposed {
+            out.par_chunks_mut(PIECE).enumerate().for_each(|(i, out)| {
+                store(
+                    reduce(group.clone(), i * PIECE, out.len()).as_deref(),
+                    out,
+                    more,
+                );
+            });
+            continue;
+        }
+        let mut sum = Buffer::take(total);
+        sum.par_chunks_mut(PIECE).enumerate().for_each(|(i, out)| {
+            store(
+                reduce(group.clone(), i * PIECE, out.len()).as_deref(),
+                out,
+                false,
+            );
+        });
+        let rows = s.k * s.k * ci;
+        let mut turned = Buffer::take(co);
+        for (g, sum) in sum.chunks(size).enumerate() {
+            for r in 0..rows {
+                let out = &mut out[r * s.co + g * co..][..co];
+                for (c, out) in turned.iter_mut().enumerate() {
+                    *out = if plan.transposed {
+                        sum[c * rows + r]
+                    } else {
+                        sum[r * co + c]
+                    };
+                }
+                store(Some(&turned), out, more);
             }
         }
     }
 }
 
-fn by_parts(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
+fn by_parts(plan: &Plan, lanes: &[Range<usize>], sums: &mut LaneSums) {
     let s = plan.shape;
     let (ci, co, oh) = (plan.ci(), plan.co(), s.out_h());
     let row = s.k * ci;
@@ -378,11 +388,24 @@ fn by_parts(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
             }
         }
     }
-    let out = Shared::new(dw);
-    parts.par_iter().for_each(|part| {
+    let more = sums.add;
+    let outs: Vec<_> = sums
+        .groups
+        .iter()
+        .zip(sums.out.iter_mut())
+        .map(|(group, out)| (group.clone(), Shared::new(out)))
+        .collect();
+    let work: Vec<_> = parts
+        .iter()
+        .flat_map(|part| {
+            outs.iter()
+                .map(move |(group, out)| (part, group.clone(), *out))
+        })
+        .collect();
+    work.into_par_iter().for_each(|(part, group, out)| {
         let width = part.co.len();
         let sum = tree(
-            0..lanes.len(),
+            group,
             &mut |l| {
                 if lanes[l].is_empty() {
                     return None;
@@ -400,12 +423,9 @@ fn by_parts(plan: &Plan, lanes: &[Range<usize>], dw: &mut [f32]) {
         );
         for (i, r) in part.row.clone().enumerate() {
             let at = (part.kr.start * row + r) * s.co + part.group * co + part.co.start;
-            // SAFETY: parts are disjoint, and this is a row of this task's.
+            // SAFETY: parts are disjoint, and this is a row of this task's part and group of lanes.
             let out = unsafe { out.slice(at, width) };
-            match &sum {
-                Some(sum) => out.copy_from_slice(&sum[i * width..][..width]),
-                None => out.fill(0.0),
-            }
+            store(sum.as_ref().map(|s| &s[i * width..][..width]), out, more);
         }
     });
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::affine::affine_at;
-use super::{Affine, Plan, ROWS, chunk, fold, row_width};
+use super::{Affine, Plan, ROWS, Statistic, chunk, fold, row_width};
 use crate::ops::Activation;
 use crate::ops::cpu::aligned::Aligned;
 use crate::ops::cpu::isa::{Isa, Kernel};
@@ -60,6 +60,19 @@ impl GradientSums {
         }
     }
 
+    /// Gradients of gamma and beta, `[channels]` each.
+    #[must_use]
+    pub fn parameters(&self, affine: &Affine) -> (Vec<f32>, Vec<f32>) {
+        let gamma = (0..affine.channels()).map(|i| self.dz_hat(affine, i) as f32);
+        (gamma.collect(), self.dz.iter().map(|&b| b as f32).collect())
+    }
+
+    /// Sum of `dz xhat` of channel `i`, where `xhat = (y - centre - rest) inverse`.
+    #[inline(always)]
+    fn dz_hat(&self, affine: &Affine, i: usize) -> f64 {
+        affine.inverse[i] * (self.dz_centred[i] - affine.rest[i] * self.dz[i])
+    }
+
     /// Gradients of gamma and beta, and the map from `dz` to the gradient of the input.
     ///
     /// `count` is the number of elements of each channel that the statistics come from (all lanes, all ranks);
@@ -76,8 +89,7 @@ impl GradientSums {
         };
         for i in 0..c {
             let (inverse, rest) = (affine.inverse[i], affine.rest[i]);
-            // sum of dz * xhat, where xhat = (y - centre - rest) * inverse
-            let dz_hat = inverse * (self.dz_centred[i] - rest * self.dz[i]);
+            let dz_hat = self.dz_hat(affine, i);
             g.gamma[i] = dz_hat as f32;
             g.beta[i] = self.dz[i] as f32;
             if let Some(n) = count {
@@ -89,6 +101,27 @@ impl GradientSums {
             }
         }
         g
+    }
+}
+
+impl Statistic for GradientSums {
+    const WHAT: &'static str = "gradient sums";
+    fn empty(channels: usize) -> Self {
+        Self::empty(channels)
+    }
+    fn merge(self, other: Self) -> Self {
+        self.merge(other)
+    }
+    fn pack(&self, into: &mut Vec<f64>) {
+        into.extend_from_slice(&self.dz);
+        into.extend_from_slice(&self.dz_centred);
+    }
+    fn unpack(numbers: &[f64], channels: usize) -> Self {
+        let (dz, dz_centred) = numbers.split_at(channels);
+        Self {
+            dz: dz.to_vec(),
+            dz_centred: dz_centred.to_vec(),
+        }
     }
 }
 

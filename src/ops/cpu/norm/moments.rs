@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Plan, ROWS, fold};
+use super::{Plan, ROWS, Statistic, fold};
 use crate::ops::cpu::aligned::Aligned;
 use crate::ops::cpu::isa::{Isa, Kernel};
 use crate::ops::cpu::simd::Simd;
@@ -67,6 +67,30 @@ impl Moments {
     pub fn variance(&self) -> Vec<f64> {
         let n = self.count.max(1.0);
         self.m2.iter().map(|m| m / n).collect()
+    }
+}
+
+impl Statistic for Moments {
+    const WHAT: &'static str = "statistics";
+    fn empty(channels: usize) -> Self {
+        Self::empty(channels)
+    }
+    fn merge(self, other: Self) -> Self {
+        self.merge(other)
+    }
+    fn pack(&self, into: &mut Vec<f64>) {
+        into.push(self.count);
+        into.extend_from_slice(&self.mean);
+        into.extend_from_slice(&self.m2);
+    }
+    fn unpack(numbers: &[f64], channels: usize) -> Self {
+        let (count, rest) = numbers.split_at(1);
+        let (mean, m2) = rest.split_at(channels);
+        Self {
+            count: count[0],
+            mean: mean.to_vec(),
+            m2: m2.to_vec(),
+        }
     }
 }
 
