@@ -1,12 +1,14 @@
 //! `yolo-train [train]`.
 
-use super::interrupt;
 use super::outcome::Outcome;
-use crate::config::Settings;
+use super::{interrupt, ranks};
+use crate::config::{Command, Settings};
 use crate::report::Console;
 use crate::train::{self, TrainError};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    // TODO goes when training over ranks is merged
+    ranks::only_one(settings, Command::Train)?;
     let interrupted = interrupt::listen()?;
     ended(train::run(settings, &interrupted, &Console::new()))
 }

@@ -1,13 +1,14 @@
 //! `yolo-train val`.
 
-use super::interrupt;
 use super::outcome::Outcome;
 use super::train::ended;
-use crate::config::Settings;
+use super::{interrupt, ranks};
+use crate::config::{Command, Settings};
 use crate::report::Console;
 use crate::train;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    ranks::only_one(settings, Command::Val)?;
     let interrupted = interrupt::listen()?;
     ended(train::val(settings, &interrupted, &Console::new()))
 }
