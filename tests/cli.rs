@@ -127,14 +127,18 @@ fn words_of_another_syntax_are_answered_with_the_right_one() {
 
 #[test]
 fn devices_that_this_build_has_not_are_refused() {
-    for device in ["cpu,cpu", "cpu:2", "0", "0,1", "-1", "-1,-1", "wgpu:0"] {
+    for device in ["0", "0,1", "-1", "-1,-1", "wgpu:0"] {
         assert_usage_error(
             &run(&["--device", device]),
             &format!(
-                "device {device} cannot be used: this build trains on one CPU device (--device auto or cpu)"
+                "device {device} cannot be used: this build computes on CPUs (--device auto or cpu; cpu,cpu or cpu:N for several ranks)"
             ),
         );
     }
+    assert_usage_error(
+        &run(&["bench", "--device", "cpu:3"]),
+        "device cpu:3 stands for 3 ranks, but `yolo-train bench` runs on one: give --device cpu",
+    );
     let twice = run(&["--device", "0,0"]);
     assert_eq!(twice.status.code(), Some(2));
     assert!(text(&twice.stderr).ends_with("; device 0 is there twice, name each device once\n"));

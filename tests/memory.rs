@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use yolo_train::config::model::ModelSpec;
 use yolo_train::loss::{Gains, GroundTruth, MicroBatch};
 use yolo_train::model::{Network, init};
-use yolo_train::train::engine::{Engine, StepSize};
+use yolo_train::train::engine::{Engine, StepSize, Team, Turn};
 use yolo_train::train::optim::{Algorithm, Optimizer};
 use yolo_train::train::schedule::Rates;
 
@@ -34,7 +34,14 @@ fn after_the_second_step_a_step_takes_next_to_no_new_memory() {
         distances: 1.5,
     };
     let optimizer = Optimizer::new(Algorithm::Sgd, 5e-4, network.layout.param_len);
-    let mut engine = Engine::new(network, state, optimizer, gains, &Device::flex());
+    let mut engine = Engine::new(
+        network,
+        state,
+        optimizer,
+        gains,
+        &Device::flex(),
+        Team::alone(4),
+    );
     let (n, size) = (4, 192);
     let pixels: Vec<u8> = (0..n * size * size * 3)
         .map(|i| (i * 7 % 251) as u8)
@@ -64,10 +71,15 @@ fn after_the_second_step_a_step_takes_next_to_no_new_memory() {
         .num_threads(2)
         .build()
         .unwrap();
+    let turn = Turn {
+        images: n,
+        head_weights: (0.8, 0.2),
+        ends_step: true,
+    };
     let mut faults = vec![page_faults()];
     pool.install(|| {
         for _ in 0..8 {
-            engine.accumulate(&batch, (0.8, 0.2)).unwrap();
+            engine.accumulate(&batch, turn).unwrap().unwrap();
             engine
                 .step(
                     &rates,

@@ -365,7 +365,7 @@ mod tests {
         let idle = message("--device -1,-1");
         assert_eq!(
             idle,
-            "device -1,-1 cannot be used: this build trains on one CPU device (--device auto or cpu)"
+            "device -1,-1 cannot be used: this build computes on CPUs (--device auto or cpu; cpu,cpu or cpu:N for several ranks)"
         );
     }
 

@@ -1,11 +1,16 @@
 //! `yolo-train bench`.
 
 use super::outcome::{Outcome, print};
-use crate::config::Settings;
+use super::{bench_comm, ranks};
+use crate::config::{Command, Settings};
 use crate::report::Console;
 use crate::train::bench;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    if let Some(sizes) = bench_comm::sizes(settings)? {
+        return bench_comm::run(settings, &sizes);
+    }
+    ranks::only_one(settings, Command::Bench)?;
     let b = bench::run(settings, &Console::new())?;
     if settings.json {
         print(&format!("{}\n", serde_json::to_string(&b)?))?;

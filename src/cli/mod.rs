@@ -2,11 +2,13 @@
 
 pub mod args;
 pub mod bench;
+mod bench_comm;
 pub mod doctor;
 pub mod info;
 pub mod interrupt;
 pub mod outcome;
 pub mod predict;
+pub mod ranks;
 pub mod train;
 pub mod val;
 

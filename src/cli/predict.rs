@@ -1,13 +1,14 @@
 //! `yolo-train predict`.
 
-use super::interrupt;
 use super::outcome::Outcome;
-use crate::config::Settings;
+use super::{interrupt, ranks};
+use crate::config::{Command, Settings};
 use crate::predict::{self, PredictError};
 use crate::report::Console;
 use crate::train::{compute_pool, cores};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    ranks::only_one(settings, Command::Predict)?;
     let interrupted = interrupt::listen()?;
     let pool = compute_pool(settings, 1)?;
     let workers = settings.workers_or_default(cores());

@@ -1,17 +1,15 @@
 //! `yolo-train [train]`.
 
-use super::interrupt;
 use super::outcome::Outcome;
+use super::ranks;
 use crate::config::Settings;
-use crate::dist::{ProcessGroup, Single};
 use crate::report::Console;
 use crate::train::{self, TrainError};
-use std::sync::Arc;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
-    let interrupted = interrupt::listen()?;
-    let group: Arc<dyn ProcessGroup> = Arc::new(Single::new());
-    ended(train::run(settings, &group, &interrupted, &Console::new()))
+    ranks::each(settings, |group, interrupted| {
+        ended(train::run(settings, group, interrupted, &Console::new()))
+    })
 }
 
 /// How a command that leaves a folder has ended.

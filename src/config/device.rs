@@ -29,9 +29,21 @@ pub enum DeviceError {
         detail: String,
     },
     #[error(
-        "device {text} cannot be used: this build trains on one CPU device (--device auto or cpu)"
+        "device {text} cannot be used: this build computes on CPUs (--device auto or cpu; cpu,cpu or cpu:N for several ranks)"
     )]
     NotInThisBuild { text: String },
+    #[error(
+        "device {text} stands for {ranks} ranks, but `yolo-train {command}` runs on one: give --device cpu"
+    )]
+    OneRank {
+        text: String,
+        ranks: usize,
+        command: &'static str,
+    },
+    #[error(
+        "device {text} stands for one rank, but {what} needs several: give --device cpu,cpu (or cpu:N)"
+    )]
+    SeveralRanks { text: String, what: &'static str },
 }
 
 impl DeviceError {
@@ -39,7 +51,7 @@ impl DeviceError {
     pub(super) fn detail(&self) -> Option<&str> {
         match self {
             DeviceError::Duplicate { detail, .. } => Some(detail),
-            DeviceError::Unknown { .. } | DeviceError::NotInThisBuild { .. } => None,
+            _ => None,
         }
     }
 }
@@ -92,13 +104,23 @@ impl DeviceRequest {
         }
     }
 
-    /// Whether this version can train on it: `auto` and one CPU rank.
+    /// Ranks that it stands for.
+    pub fn ranks(&self) -> usize {
+        match self {
+            Self::Auto => 1,
+            Self::Cpu { ranks } => *ranks,
+            Self::Gpus(numbers) | Self::Wgpu(numbers) => numbers.len(),
+            Self::IdleGpus { count } => *count,
+        }
+    }
+
+    /// Whether this version can compute on it: `auto` and CPU ranks.
     ///
     /// # Errors
     /// [`DeviceError::NotInThisBuild`] for all others; `text` is what the user wrote.
     pub fn check_supported(&self, text: &str) -> Result<(), DeviceError> {
         match self {
-            Self::Auto | Self::Cpu { ranks: 1 } => Ok(()),
+            Self::Auto | Self::Cpu { .. } => Ok(()),
             _ => Err(DeviceError::NotInThisBuild {
                 text: text.to_owned(),
             }),
@@ -195,19 +217,34 @@ mod tests {
     }
 
     #[test]
-    fn this_version_runs_auto_and_one_cpu_rank_only() {
+    fn this_version_runs_auto_and_cpu_ranks_only() {
         for (text, runs) in [
             ("auto", true),
             ("cpu", true),
             ("cpu:1", true),
-            ("cpu,cpu", false),
-            ("cpu:2", false),
+            ("cpu,cpu", true),
+            ("cpu:2", true),
             ("0", false),
             ("-1", false),
             ("wgpu:0", false),
         ] {
             let request = DeviceRequest::parse(text).unwrap();
             assert_eq!(request.check_supported(text).is_ok(), runs, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_form_has_its_number_of_ranks() {
+        for (text, ranks) in [
+            ("auto", 1),
+            ("cpu", 1),
+            ("cpu,cpu", 2),
+            ("cpu:4", 4),
+            ("1,0", 2),
+            ("-1,-1,-1", 3),
+            ("wgpu:0", 1),
+        ] {
+            assert_eq!(DeviceRequest::parse(text).unwrap().ranks(), ranks, "{text}");
         }
     }
 }

@@ -242,7 +242,7 @@ options! {
     }
     "Machine" {
         "device" device: String = Is("auto"), Kind::Device, COMPUTE,
-            "Where to compute; this version knows auto and cpu";
+            "Where to compute; this version knows auto and cpu, and cpu,cpu or cpu:N for several ranks";
         "workers" workers: Option<usize> = Unset("the smaller of 8 and the processor cores"),
             Kind::Integer { min: 0, max: 1024 }, COMPUTE,
             "Threads that read and augment images (0 counts as 1)";
@@ -258,6 +258,8 @@ options! {
             "With several ranks: gradients go over in parts of so many MiB, while the rest is computed";
         "steps" steps: usize = Is("10"), Kind::Integer { min: 1, max: 100_000 }, BENCH,
             "Training steps to time";
+        "comm" comm: Option<String> = Unset("training steps are timed"), Kind::OptionalText("BYTES,…"), BENCH,
+            "Time collectives between the ranks of --device in place of training steps, of these sizes or of 1 KiB to 64 MiB";
         "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
             "Print one JSON object instead of a table";
     }

@@ -253,6 +253,14 @@ impl Settings {
         Ok(DeviceRequest::parse(&self.device)?)
     }
 
+    /// Ranks that `--device` stands for.
+    ///
+    /// # Errors
+    /// As [`Settings::device_request`].
+    pub fn ranks(&self) -> Result<usize, ConfigError> {
+        Ok(self.device_request()?.ranks())
+    }
+
     /// Threads that prepare batches: what was given, at least 1, otherwise the smaller of 8 and the processor cores of a rank.
     pub fn workers_or_default(&self, cores: usize) -> usize {
         self.workers.unwrap_or(cores.min(8)).max(1)

@@ -16,6 +16,18 @@ pub enum Measured {
     AllReduceTree,
 }
 
+impl Measured {
+    pub const ALL: [Measured; 2] = [Measured::AllReduce, Measured::AllReduceTree];
+
+    /// As the method of the group.
+    pub fn name(self) -> &'static str {
+        match self {
+            Measured::AllReduce => "all_reduce",
+            Measured::AllReduceTree => "all_reduce_tree",
+        }
+    }
+}
+
 /// Times of one size, of the rank that asks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row {
@@ -49,21 +61,29 @@ pub const SIZES: [usize; 10] = [
 ];
 
 /// Measures float32 sums of `sizes` bytes; every rank calls it with the same arguments. The small ones go through the
-/// latency channel, from 256 KiB through the bulk channel.
+/// latency channel, from 256 KiB through the bulk channel. The first sum and every sixteenth is compared with what it has
+/// to be.
 ///
 /// # Errors
-/// Those of the collectives.
+/// Those of the collectives; [`DistError::System`] where a sum is wrong.
 pub fn measure(
     group: &dyn ProcessGroup,
     measured: Measured,
     sizes: &[usize],
 ) -> Result<Vec<Row>, DistError> {
+    let (rank, size) = (group.rank(), group.size());
+    // How often each rank's values are in the sum.
+    let times = |rank| match measured {
+        Measured::AllReduce => 1,
+        Measured::AllReduceTree => parts(rank, size),
+    };
+    let all: usize = (0..size).map(|rank| times(rank) * (rank + 1)).sum();
     let mut rows = Vec::new();
     for &bytes in sizes {
         let len = bytes / 4;
         // About as much data for each size, and enough repeats for a median.
         let repeats = ((256 << 20) / bytes.max(1)).clamp(10, 1000);
-        let mut buffer = Buffer::F32((0..len).map(|i| (i % 97) as f32 * 0.25).collect());
+        let mut buffer = Buffer::F32(pattern(len, rank + 1).collect());
         let mut times = Vec::with_capacity(repeats);
         for repeat in 0..repeats + repeats / 10 + 1 {
             let call = || {
@@ -73,6 +93,14 @@ pub fn measure(
                     Call::bulk("bench")
                 }
             };
+            // Sums must not run away to infinity.
+            if repeat % 16 == 0
+                && repeat > 0
+                && let Buffer::F32(values) = &mut buffer
+            {
+                let fresh = pattern(len, rank + 1);
+                values.iter_mut().zip(fresh).for_each(|(v, f)| *v = f);
+            }
             group.run(call(), Work::Barrier)?;
             let work = match measured {
                 Measured::AllReduce => Work::AllReduce(ReduceOp::Sum, buffer),
@@ -83,13 +111,16 @@ pub fn measure(
                 unreachable!("an all-reduce gives one");
             };
             let time = start.elapsed().as_secs_f64();
-            buffer = sum;
-            // Sums must not run away to infinity.
-            if repeat % 16 == 15
-                && let Buffer::F32(values) = &mut buffer
+            if repeat % 16 == 0
+                && let Buffer::F32(values) = &sum
+                && !values.iter().copied().eq(pattern(len, all))
             {
-                values.fill(1.0);
+                return Err(DistError::System {
+                    what: "measure collectives".into(),
+                    reason: format!("a sum of {bytes} bytes is wrong"),
+                });
             }
+            buffer = sum;
             if repeat > repeats / 10 {
                 times.push(time);
             }
@@ -106,11 +137,43 @@ pub fn measure(
     Ok(rows)
 }
 
+/// Small numbers that differ by place, `factor` times: sums of them are exact.
+fn pattern(len: usize, factor: usize) -> impl Iterator<Item = f32> {
+    (0..len).map(move |i| (i % 97) as f32 * factor as f32)
+}
+
+fn lanes(size: usize) -> usize {
+    size.max(4)
+}
+
+/// Partial sums of a rank.
+fn parts(rank: usize, size: usize) -> usize {
+    nodes(lanes(size), lanes_of(rank, size, lanes(size))).len()
+}
+
 fn partials(group: &dyn ProcessGroup, buffer: Buffer) -> Partials {
-    let lanes = group.size().max(4);
-    let count = nodes(lanes, lanes_of(group.rank(), group.size(), lanes)).len();
+    let count = parts(group.rank(), group.size());
     let (dtype, len): (DType, usize) = (buffer.dtype(), buffer.len());
     let mut parts: Vec<_> = (1..count).map(|_| Some(buffer.clone())).collect();
     parts.push(Some(buffer));
-    Partials::by_subtree(lanes, dtype, len, parts)
+    Partials::by_subtree(lanes(group.size()), dtype, len, parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dist::tcp::Transport;
+    use crate::dist::testing::threads;
+
+    #[test]
+    fn sums_of_any_number_of_ranks_are_what_is_expected_of_them() {
+        for size in [1, 2, 3, 5] {
+            threads(size, Transport::Auto, |group| {
+                for measured in Measured::ALL {
+                    let rows = measure(group, measured, &[4, 65_536]).unwrap();
+                    assert!(rows.iter().all(|r| 0.0 < r.best && r.best <= r.median));
+                }
+            });
+        }
+    }
 }

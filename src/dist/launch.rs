@@ -1,10 +1,15 @@
 //! Starts the processes of the other ranks on this machine, and tells them where the rendezvous is.
 
 use std::io;
+use std::net::IpAddr;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::DistError;
+use super::group::ProcessGroup;
+use super::store::{StoreClient, StoreServer, random_token};
+use super::tcp::{TcpOptions, Transport, join};
 
 /// The variables that make a process a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +66,26 @@ impl Environment {
         }))
     }
 
+    /// How this rank joins the others over the built-in engine, with the transport that the environment chooses.
+    ///
+    /// # Errors
+    /// [`DistError::Environment`].
+    pub fn options(&self) -> Result<TcpOptions, DistError> {
+        let mut options = TcpOptions::new(self.rank, self.size, &self.token[..]);
+        options.transport = Transport::from_environment()?;
+        Ok(options)
+    }
+
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// Those of the rendezvous.
+    pub fn join(&self, options: &TcpOptions) -> Result<Rank, DistError> {
+        let store = StoreClient::connect(&self.store, &self.token, options.rendezvous)?;
+        let group = join(&store, options)?;
+        Ok(Rank { store, group })
+    }
+
     /// Sets the variables for a process.
     pub fn apply<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command
@@ -69,6 +94,36 @@ impl Environment {
             .env(STORE, &self.store)
             .env(TOKEN, &self.token)
     }
+}
+
+/// A process as a rank: its group, and the store where the ranks met.
+pub struct Rank {
+    pub store: StoreClient,
+    pub group: Arc<dyn ProcessGroup>,
+}
+
+/// Serves a store on the loopback interface and starts the process that `command` describes for each of `size` ranks.
+/// The store has to outlive them.
+///
+/// # Errors
+/// A process cannot be started, or the store not be served.
+pub fn start(
+    size: usize,
+    mut command: impl FnMut(usize) -> Command,
+) -> Result<(StoreServer, Workers), DistError> {
+    let token = random_token()?;
+    let server = StoreServer::bind(IpAddr::from([127, 0, 0, 1]), 0, &token)?;
+    let mut workers = Workers::new();
+    for rank in 0..size {
+        let environment = Environment {
+            rank,
+            size,
+            store: server.address().to_string(),
+            token: token.clone(),
+        };
+        workers.spawn(command(rank), &environment)?;
+    }
+    Ok((server, workers))
 }
 
 /// Processes of ranks. Those that still run when this is dropped are killed.
@@ -105,6 +160,24 @@ impl Workers {
             .iter()
             .find(|(r, _)| *r == rank)
             .map(|(_, c)| c.id())
+    }
+
+    /// Whether all have ended.
+    pub fn is_empty(&self) -> bool {
+        self.children.is_empty()
+    }
+
+    /// Asks those that still run to end (SIGTERM).
+    pub fn interrupt(&self) {
+        for (_, child) in &self.children {
+            #[cfg(unix)]
+            if let Some(id) = rustix::process::Pid::from_raw(child.id() as i32) {
+                // One that has just ended cannot be asked, and need not.
+                let _ = rustix::process::kill_process(id, rustix::process::Signal::TERM);
+            }
+            #[cfg(not(unix))]
+            let _ = child;
+        }
     }
 
     /// Kills a rank, as a test or a watchdog does.

@@ -4,7 +4,7 @@
 //!   asynchronous with a [`Handle`]. Engines: [`Single`], [`tcp`] (built in), `mpi` (feature).
 //! - [`tree`] is the order of every sum over lanes; [`ProcessGroup::all_reduce_tree`] gives the same bits whatever the
 //!   number of ranks.
-//! - [`agree`] tells every rank how the others' part of some work ended.
+//! - [`agree()`] tells every rank how the others' part of some work ended.
 //! - [`store`] is where ranks meet, [`handshake`] compares what they are about to do, [`launch`] starts processes.
 //!
 //! ```

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::error::DistError;
 use super::group::ProcessGroup;
-use super::launch::{Environment, Workers};
+use super::launch::{Environment, Workers, start};
 use super::single::Single;
 use super::store::{StoreClient, StoreServer};
 use super::tcp::{TcpOptions, Transport, join};
@@ -87,12 +87,9 @@ pub fn processes(
     size: usize,
     mut change: impl FnMut(usize, &mut Command),
 ) -> Result<(StoreServer, Workers), DistError> {
-    let token = super::store::random_token()?;
-    let server = StoreServer::bind(local(), 0, &token)?;
     let binary =
         std::env::current_exe().map_err(|e| DistError::system("find the test binary", e))?;
-    let mut workers = Workers::new();
-    for rank in 0..size {
+    start(size, |rank| {
         let mut command = Command::new(&binary);
         command
             .args([
@@ -104,15 +101,8 @@ pub fn processes(
             ])
             .stdin(Stdio::null());
         change(rank, &mut command);
-        let environment = Environment {
-            rank,
-            size,
-            store: server.address().to_string(),
-            token: token.clone(),
-        };
-        workers.spawn(command, &environment)?;
-    }
-    Ok((server, workers))
+        command
+    })
 }
 
 /// A rank's store and group.
@@ -126,12 +116,10 @@ pub fn worker(change: impl FnOnce(&mut TcpOptions)) -> Result<Option<Joined>, Di
     let Some(environment) = Environment::read()? else {
         return Ok(None);
     };
-    let mut options = TcpOptions::new(environment.rank, environment.size, &environment.token[..]);
+    let mut options = environment.options()?;
     options.rendezvous = Duration::from_secs(20);
     options.deadline = Duration::from_secs(20);
-    options.transport = Transport::from_environment()?;
     change(&mut options);
-    let store = StoreClient::connect(&environment.store, &environment.token, options.rendezvous)?;
-    let group = join(&store, &options)?;
-    Ok(Some((store, group)))
+    let rank = environment.join(&options)?;
+    Ok(Some((rank.store, rank.group)))
 }

@@ -6,7 +6,7 @@
 //!                                                       -> Predictions::add -> predictions.json
 //! ```
 //!
-//! [`validate`] does this on every rank of a process group for its part of the batches; the parts merge on rank 0 into what
+//! [`validate()`] does this on every rank of a process group for its part of the batches; the parts merge on rank 0 into what
 //! one rank alone would have found, to the last bit.
 //!
 //! Both consumers read a detection through the same conversion (`results::CocoDetection`), so the COCO API run on

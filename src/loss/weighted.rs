@@ -12,8 +12,8 @@ use std::sync::{Arc, OnceLock};
 /// `weight` times the gained numerators as a tensor whose backward pass gives their gradient, and what is shown of each
 /// lane (without kernels, everything in the first).
 ///
-/// In float32 on the CPU the tensor's value is 0: value and gradient were computed at once, outside the graph, and
-/// only the gradient enters it. Elsewhere it is the reference of [`head_loss`].
+/// The tensor's value is 0 where there is a graph: value and gradient were computed outside of it, by kernels in float32
+/// on the CPU and by [`head_loss`] elsewhere, and only the gradient enters it.
 pub fn weighted_loss(
     out: &HeadOutput,
     truths: &[Vec<GroundTruth>],
@@ -24,12 +24,31 @@ pub fn weighted_loss(
 ) -> (Tensor<1>, Vec<ShownLoss>) {
     let lanes = lanes.cut(truths.len());
     if !ops::kernels_apply(&out.scores) {
-        let loss = head_loss(out, truths, anchors, c);
+        // on a graph of its own: the network's must not depend on what is in the images, as every rank has to come to
+        // the same collectives
+        let apart = HeadOutput {
+            boxes: out.boxes.clone().detach().require_grad(),
+            scores: out.scores.clone().detach().require_grad(),
+        };
+        let loss = head_loss(&apart, truths, anchors, c);
+        let total = match out.boxes.is_autodiff() {
+            true => {
+                let grads = (loss.total.clone() * weight).backward();
+                let [boxes, scores] = [(&apart.boxes, &out.boxes), (&apart.scores, &out.scores)]
+                    .map(|(apart, out)| {
+                        let g = apart.grad(&grads);
+                        let g = g.unwrap_or_else(|| out.clone().inner().zeros_like());
+                        ops::with_gradient(out.clone(), Tensor::from_inner(g))
+                    });
+                boxes + scores
+            }
+            false => loss.total.clone() * weight,
+        };
         let mut shown = vec![ShownLoss::default(); lanes.len()];
         if let Some(first) = shown.first_mut() {
             *first = ShownLoss::of(Some(&loss));
         }
-        return (loss.total * weight, shown);
+        return (total, shown);
     }
     let found = Arc::new(OnceLock::new());
     let (found_by, anchors, truths) = (found.clone(), anchors.clone(), truths.to_vec());

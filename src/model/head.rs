@@ -86,7 +86,7 @@ impl Branches {
                 .zip(features)
                 .map(|(b, f)| b.forward(f.clone(), p))
                 .collect();
-            Tensor::cat(levels, 1)
+            ops::join(levels, 1)
         };
         HeadOutput {
             boxes: run(&self.boxes),

@@ -177,6 +177,39 @@ impl<B: Kernels, const N: usize> Backward<B, N> for Cat {
     }
 }
 
+#[derive(Debug)]
+struct Along;
+impl<B: Kernels> Backward<B, 1> for Along {
+    /// Axis, start, size of the whole.
+    type State = [usize; 3];
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            let [axis, start, total] = ops.state;
+            grads.register::<B>(n.id, B::within(d, axis, start, total));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Join;
+impl<B: Kernels> Backward<B, 2> for Join {
+    type State = (usize, [usize; 2]);
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        let (axis, lens) = ops.state;
+        for (node, (start, len)) in ops
+            .parents
+            .into_iter()
+            .zip([(0, lens[0]), (lens[0], lens[1])])
+        {
+            if let Some(n) = node {
+                grads.register::<B>(n.id, B::along(d.clone(), axis, start, len));
+            }
+        }
+    }
+}
+
 fn cat<B: Kernels, C: CheckpointStrategy, const N: usize>(
     parts: [F<Autodiff<B, C>>; N],
     run: impl FnOnce([F<B>; N]) -> F<B>,
@@ -248,6 +281,26 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
     fn cat4(a: F<Self>, b: F<Self>, c: F<Self>, d: F<Self>) -> F<Self> {
         cat::<B, C, 4>([a, b, c, d], |[a, b, c, d]| B::cat4(a, b, c, d))
     }
+    fn join2(a: F<Self>, b: F<Self>, axis: usize) -> F<Self> {
+        let lens = [a.shape()[axis], b.shape()[axis]];
+        let ((a, ga), (b, gb)) = (a.into_parts(), b.into_parts());
+        let node = <Join as Backward<B, 2>>::prepare::<C>(Join, [ga, gb]);
+        let y = B::join2(a, b, axis);
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish((axis, lens), y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
+    fn along(x: F<Self>, axis: usize, start: usize, len: usize) -> F<Self> {
+        let total = x.shape()[axis];
+        let (x, g) = x.into_parts();
+        let node = <Along as Backward<B, 1>>::prepare::<C>(Along, [g]);
+        let y = B::along(x, axis, start, len);
+        match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish([axis, start, total], y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        }
+    }
     fn part(x: F<Self>, start: usize, len: usize) -> F<Self> {
         let (x, g) = x.into_parts();
         let node = <Part as Backward<B, 1>>::prepare::<C>(Part, [g]);
@@ -314,6 +367,9 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
         unreachable!("{ONCE}")
     }
     fn up2_dx(_: F<Self>) -> F<Self> {
+        unreachable!("{ONCE}")
+    }
+    fn within(_: F<Self>, _: usize, _: usize, _: usize) -> F<Self> {
         unreachable!("{ONCE}")
     }
     fn add_to_part(_: F<Self>, _: F<Self>, _: usize) -> F<Self> {

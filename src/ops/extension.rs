@@ -183,6 +183,13 @@ pub trait Kernels: Backend {
         c: FloatTensor<Self>,
         d: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
+    /// Concatenation along `axis` of two tensors of any type, also of none elements: the tensor library leaves those out of
+    /// its graph, and ranks must have the same.
+    fn join2(a: FloatTensor<Self>, b: FloatTensor<Self>, axis: usize) -> FloatTensor<Self>;
+    /// `start..start + len` along `axis`, of any type, also of no elements.
+    fn along(x: FloatTensor<Self>, axis: usize, start: usize, len: usize) -> FloatTensor<Self>;
+    /// Zeros, `total` along `axis`, with `x` from `start` on.
+    fn within(x: FloatTensor<Self>, axis: usize, start: usize, total: usize) -> FloatTensor<Self>;
     /// Channels `start..start + len` of `x`, which an operation that is built later must read as a whole: its
     /// gradient is there when this one's comes, which is added to a part of it.
     fn part(x: FloatTensor<Self>, start: usize, len: usize) -> FloatTensor<Self>;

@@ -19,15 +19,23 @@ use burn::tensor::{DType, Shape, TensorData};
 
 type T = FlexTensor;
 
+/// The elements, where they are contiguous. A rank without images has tensors without elements, whose views may begin
+/// behind their end.
+fn slice(t: &T) -> Option<&[f32]> {
+    match t.layout().num_elements() {
+        0 => Some(&[]),
+        _ => t.as_slice::<f32>(),
+    }
+}
+
 /// The elements of a contiguous float32 tensor.
 fn values(t: &T) -> &[f32] {
-    t.as_slice::<f32>()
-        .expect("made contiguous by `dense`, float32 by `available`")
+    slice(t).expect("made contiguous by `dense`, float32 by `available`")
 }
 
 /// Views that other operations made are copied; what the kernels make is dense already.
 fn dense(t: T) -> T {
-    if t.as_slice::<f32>().is_some() {
+    if slice(&t).is_some() {
         t
     } else {
         t.to_contiguous()
@@ -124,6 +132,54 @@ fn convolve(x: T, w: T, a: ConvArgs, epilogue: Epilogue) -> T {
     let mut y = buffer(s.y_len());
     conv_forward(super::isa(), &s, values(&x), values(&w), &mut y, epilogue);
     y.into_tensor([s.n, s.out_h(), s.out_w(), s.co])
+}
+
+/// Sizes before and behind an axis.
+fn around(shape: &Shape, axis: usize) -> [usize; 2] {
+    let product = |r: std::ops::Range<usize>| r.map(|i| shape[i]).product();
+    [product(0..axis), product(axis + 1..shape.num_dims())]
+}
+
+/// `a` and `b` one after the other in each of `rows` rows.
+fn interleave<E: Copy>(a: &[E], b: &[E], rows: usize, out: &mut [E]) {
+    if rows == 0 {
+        return;
+    }
+    let (wa, wb) = (a.len() / rows, b.len() / rows);
+    for (row, out) in out.chunks_exact_mut((wa + wb).max(1)).enumerate() {
+        out[..wa].copy_from_slice(&a[row * wa..][..wa]);
+        out[wa..].copy_from_slice(&b[row * wb..][..wb]);
+    }
+}
+
+/// Elements `at` of each of `rows` rows.
+fn columns<E: Copy>(x: &[E], rows: usize, at: std::ops::Range<usize>, out: &mut [E]) {
+    if rows == 0 || at.is_empty() {
+        return;
+    }
+    let width = x.len() / rows;
+    for (row, out) in out.chunks_exact_mut(at.len()).enumerate() {
+        out.copy_from_slice(&x[row * width..][at.clone()]);
+    }
+}
+
+/// Puts each of `rows` rows at `at` of those of `out`.
+fn put_columns<E: Copy>(x: &[E], rows: usize, at: std::ops::Range<usize>, out: &mut [E]) {
+    if rows == 0 || at.is_empty() {
+        return;
+    }
+    let width = out.len() / rows;
+    for (row, x) in x.chunks_exact(at.len()).enumerate() {
+        out[row * width..][at.clone()].copy_from_slice(x);
+    }
+}
+
+/// The elements of a contiguous float64 tensor.
+fn wide(t: &T) -> &[f64] {
+    match t.layout().num_elements() {
+        0 => &[],
+        _ => t.as_slice::<f64>().expect("contiguous and float64"),
+    }
 }
 
 fn concat<const N: usize>(parts: [T; N]) -> T {
@@ -300,6 +356,54 @@ impl Kernels for Flex {
     }
     fn cat4(a: T, b: T, c: T, d: T) -> T {
         concat([a, b, c, d])
+    }
+    fn join2(a: T, b: T, axis: usize) -> T {
+        let mut shape = a.shape();
+        let [rows, _] = around(&shape, axis);
+        shape[axis] += b.shape()[axis];
+        if a.dtype() == DType::F64 {
+            let (a, b) = (a.to_contiguous(), b.to_contiguous());
+            let mut y = vec![0.0f64; shape.num_elements()];
+            interleave(wide(&a), wide(&b), rows, &mut y);
+            return FlexTensor::from_data(TensorData::new(y, shape));
+        }
+        let (a, b) = (dense(a), dense(b));
+        let mut y = buffer(shape.num_elements());
+        interleave(values(&a), values(&b), rows, &mut y);
+        y.into_tensor(shape)
+    }
+    fn along(x: T, axis: usize, start: usize, len: usize) -> T {
+        let mut shape = x.shape();
+        let [rows, inner] = around(&shape, axis);
+        shape[axis] = len;
+        let at = start * inner..(start + len) * inner;
+        if x.dtype() == DType::F64 {
+            let x = x.to_contiguous();
+            let mut y = vec![0.0f64; shape.num_elements()];
+            columns(wide(&x), rows, at, &mut y);
+            return FlexTensor::from_data(TensorData::new(y, shape));
+        }
+        let x = dense(x);
+        let mut y = buffer(shape.num_elements());
+        columns(values(&x), rows, at, &mut y);
+        y.into_tensor(shape)
+    }
+    fn within(x: T, axis: usize, start: usize, total: usize) -> T {
+        let mut shape = x.shape();
+        let [rows, inner] = around(&shape, axis);
+        let at = start * inner..(start + shape[axis]) * inner;
+        shape[axis] = total;
+        if x.dtype() == DType::F64 {
+            let x = x.to_contiguous();
+            let mut y = vec![0.0f64; shape.num_elements()];
+            put_columns(wide(&x), rows, at, &mut y);
+            return FlexTensor::from_data(TensorData::new(y, shape));
+        }
+        let x = dense(x);
+        let mut y = buffer(shape.num_elements());
+        y.fill(0.0);
+        put_columns(values(&x), rows, at, &mut y);
+        y.into_tensor(shape)
     }
     fn part(x: T, start: usize, len: usize) -> T {
         let x = dense(x);

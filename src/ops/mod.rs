@@ -16,7 +16,7 @@ mod shape;
 pub use conv::{conv, conv_bias};
 pub use memory::trim;
 pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
-pub use shape::{add, attend, concat, max_pool5, part, split_channels, upsample2};
+pub use shape::{add, attend, concat, join, max_pool5, part, split_channels, upsample2};
 
 use burn::backend::Dispatch;
 use burn::backend::flex::Flex;

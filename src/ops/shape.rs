@@ -34,7 +34,7 @@ pub fn upsample2(x: Tensor<4>) -> Tensor<4> {
 /// Concatenation of channels.
 pub fn concat(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
     if !parts.iter().all(available) {
-        return Tensor::cat(parts, 3);
+        return join(parts, 3);
     }
     // the extension knows no lists of tensors: up to four at a time
     while parts.len() > 1 {
@@ -52,9 +52,23 @@ pub fn concat(mut parts: Vec<Tensor<4>>) -> Tensor<4> {
     parts.pop().expect("something to concatenate")
 }
 
+/// Concatenation along an axis, the last two first.
+pub fn join<const D: usize>(mut parts: Vec<Tensor<D>>, axis: usize) -> Tensor<D> {
+    let last = parts.pop().expect("something to concatenate");
+    parts.into_iter().rev().fold(last, |rest, part| {
+        let (part, rest) = (part.into_dispatch(), rest.into_dispatch());
+        Tensor::from_dispatch(<Dispatch as Kernels>::join2(part, rest, axis))
+    })
+}
+
 /// Channels `start..start + len`.
 pub fn split_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
-    x.narrow(3, start, len)
+    Tensor::from_dispatch(<Dispatch as Kernels>::along(
+        x.into_dispatch(),
+        3,
+        start,
+        len,
+    ))
 }
 
 /// Channels `start..start + len` of an activation that a later operation reads as a whole (the concatenation at the
@@ -64,7 +78,7 @@ pub fn part(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     if available(&x) {
         return Tensor::from_dispatch(<Dispatch as Kernels>::part(x.into_dispatch(), start, len));
     }
-    x.narrow(3, start, len)
+    split_channels(x, start, len)
 }
 
 /// Residual addition.
@@ -90,13 +104,12 @@ pub fn attend(
 ) -> (Tensor<4>, Tensor<4>) {
     let [n, h, w, _] = qkv.dims();
     let positions = h * w;
-    let merge = |t: Tensor<4>| t.swap_dims(1, 2).reshape([n, h, w, heads * head_dim]);
     let kernels = available(&qkv);
     let per_head = qkv
         .clone()
-        .reshape([n, positions, heads, 2 * key_dim + head_dim])
-        .swap_dims(1, 2);
-    let v = per_head.clone().narrow(3, 2 * key_dim, head_dim);
+        .reshape([n, positions, heads, 2 * key_dim + head_dim]);
+    let v = split_channels(per_head.clone(), 2 * key_dim, head_dim);
+    let values = v.clone().reshape([n, h, w, heads * head_dim]);
     if kernels {
         let a = AttendArgs {
             heads,
@@ -106,10 +119,11 @@ pub fn attend(
         };
         let attended =
             Tensor::from_dispatch(<Dispatch as Kernels>::attended(qkv.into_dispatch(), a));
-        return (attended, merge(v));
+        return (attended, values);
     }
-    let q = per_head.clone().narrow(3, 0, key_dim);
-    let k = per_head.narrow(3, key_dim, key_dim);
+    let [q, k] =
+        [0, key_dim].map(|at| split_channels(per_head.clone(), at, key_dim).swap_dims(1, 2));
     let weights = activation::softmax(q.matmul(k.swap_dims(2, 3)) / (key_dim as f64).sqrt(), 3);
-    (merge(weights.matmul(v.clone())), merge(v))
+    let attended = weights.matmul(v.swap_dims(1, 2)).swap_dims(1, 2);
+    (attended.reshape([n, h, w, heads * head_dim]), values)
 }
