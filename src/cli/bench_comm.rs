@@ -56,10 +56,10 @@ struct CommRow {
 }
 
 pub fn run(settings: &Settings, sizes: &[usize]) -> anyhow::Result<Outcome> {
-    let size = ranks::several(settings, "bench --comm")?;
-    ranks::run(size, |rank| {
-        let found = found(&*rank.group, sizes)?;
-        if rank.group.rank() == 0 {
+    ranks::several(settings, "bench --comm")?;
+    ranks::each(settings, |group, _| {
+        let found = found(&**group, sizes)?;
+        if group.rank() == 0 {
             let text = if settings.json {
                 format!("{}\n", serde_json::to_string(&found)?)
             } else {

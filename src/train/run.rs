@@ -56,7 +56,7 @@ pub fn run(
         Some(word) => Some(resume::find(settings, word, &**group, console)?),
     };
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
-    let pool = compute_pool(&settings, group.size())?;
+    let pool = compute_pool(&settings, group.sharing())?;
     pool.install(|| {
         let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
         let folder = run.folder.clone();
@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
                 count: g.size(),
                 lanes,
             },
-            ..loader_config(&settings, plan.mosaic_off_from, g.size())
+            ..loader_config(&settings, plan.mosaic_off_from, g.sharing())
         };
         let loader = Loader::new(train.clone(), config.clone())?;
         let val = match val {
@@ -388,7 +388,7 @@ impl<'a> Run<'a> {
                 s.bucket_mb
             ));
         }
-        let cores = cores_of_rank(ranks);
+        let cores = cores_of_rank(self.group.sharing());
         self.console.note(format!(
             "device cpu ({}), {} threads, {} workers{}, {lanes} lanes, seed {}; {} epochs into {}",
             ops::isa().name(),

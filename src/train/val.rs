@@ -30,7 +30,7 @@ pub fn val(
     let group = &**group;
     let (rank, ranks) = (group.rank(), group.size());
     let console = if leads(group) { console } else { &silent };
-    let pool = compute_pool(settings, ranks)?;
+    let pool = compute_pool(settings, group.sharing())?;
     pool.install(|| {
         let file = || -> Result<_, TrainError> {
             let path = Path::new(&settings.weights);
@@ -66,7 +66,7 @@ pub fn val(
                     found,
                 });
             }
-            let config = session::loader_config(settings, 0, ranks);
+            let config = session::loader_config(settings, 0, group.sharing());
             let loader = Loader::new(split.clone(), config)?;
             let folder = leads(group).then(|| data.create_folder()).transpose()?;
             Ok((state, split, loader, folder.unwrap_or_default()))

@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     failure: Mutex<Option<DistError>>,
     /// Of each world rank.
     gone: Vec<Mutex<Option<(Gone, Instant)>>>,
+    /// Ranks with this one's processor cores.
+    sharing: usize,
 }
 
 impl Shared {
@@ -43,7 +45,17 @@ impl Shared {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             gone: (0..size).map(|_| Mutex::new(None)).collect(),
+            sharing: size,
         }
+    }
+
+    pub(crate) fn with_sharing(mut self, ranks: usize) -> Self {
+        self.sharing = ranks;
+        self
+    }
+
+    pub(crate) fn sharing(&self) -> usize {
+        self.sharing
     }
 
     /// The first error, cheap while there is none.
