@@ -57,7 +57,7 @@ struct CommRow {
 
 pub fn run(settings: &Settings, sizes: &[usize]) -> anyhow::Result<Outcome> {
     ranks::several(settings, "bench --comm")?;
-    ranks::each(settings, |group, _| {
+    ranks::run(settings, |group| {
         let found = found(&**group, sizes)?;
         if group.rank() == 0 {
             let text = if settings.json {

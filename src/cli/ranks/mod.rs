@@ -178,14 +178,25 @@ fn usage(error: DeviceError) -> anyhow::Error {
     crate::config::ConfigError::Device(error).into()
 }
 
-/// Runs `work` on every rank of the run, with its group and the flag that asks for an orderly end. One rank is this
-/// process; for several this one starts the others or is one of them.
+/// As [`run`], with the flag that asks for an orderly end.
 ///
 /// # Errors
-/// Those of `work` and [`RanksError`].
+/// As [`run`].
 pub fn each(
     settings: &Settings,
     work: impl FnOnce(&Arc<dyn ProcessGroup>, &AtomicBool) -> anyhow::Result<Outcome>,
+) -> anyhow::Result<Outcome> {
+    run(settings, |group| work(group, &*interrupt::listen()?))
+}
+
+/// Runs `work` on every rank of the run, with its group. One rank is this process; for several this one starts the others
+/// or is one of them. A signal ends the ranks at once, unless `work` listens.
+///
+/// # Errors
+/// Those of `work` and [`RanksError`].
+pub fn run(
+    settings: &Settings,
+    work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
     match Place::of(settings)? {
         Place::Alone => alone(work),
@@ -207,17 +218,17 @@ pub fn each(
 }
 
 fn alone(
-    work: impl FnOnce(&Arc<dyn ProcessGroup>, &AtomicBool) -> anyhow::Result<Outcome>,
+    work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
     let group: Arc<dyn ProcessGroup> = Arc::new(Single::new());
-    work(&group, &*interrupt::listen()?)
+    work(&group)
 }
 
 /// Joins the others and works. `says` tells them what failed here, and whether this process is to print it.
 fn as_rank(
     environment: &Environment,
     settings: &Settings,
-    work: impl FnOnce(&Arc<dyn ProcessGroup>, &AtomicBool) -> anyhow::Result<Outcome>,
+    work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
     says: impl FnOnce(&Report) -> bool,
 ) -> anyhow::Result<Outcome> {
     let options = || -> anyhow::Result<TcpOptions> {
@@ -225,13 +236,13 @@ fn as_rank(
         options.ports = place::ports(settings)?;
         options.rendezvous = Duration::from_secs_f64(settings.join_timeout);
         options.deadline = Duration::from_secs_f64(settings.timeout);
-        options.patience = options.deadline;
+        options.patience = options.patience.max(options.deadline);
         Ok(options)
     };
     let joined = options().and_then(|options| Ok(environment.join(&options)?));
     let end = match &joined {
         Ok(rank) => {
-            let work = AssertUnwindSafe(|| work(&rank.group, &*interrupt::listen()?));
+            let work = AssertUnwindSafe(|| work(&rank.group));
             catch_unwind(work).unwrap_or_else(|panic| {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_owned()));
@@ -272,7 +283,7 @@ fn as_rank(
 fn launched_rank(
     launched: &Launched,
     settings: &Settings,
-    work: impl FnOnce(&Arc<dyn ProcessGroup>, &AtomicBool) -> anyhow::Result<Outcome>,
+    work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
     let (master, token) = place::meeting(launched, settings).map_err(|e| {
         // the same on all ranks: one of each machine says it
