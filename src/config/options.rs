@@ -275,6 +275,10 @@ options! {
             "Training steps to time";
         "comm" comm: Option<String> = Unset("training steps are timed"), Kind::OptionalText("BYTES,…"), BENCH,
             "Time collectives between the ranks of --device in place of training steps, of these sizes or of 1 KiB to 64 MiB";
+        "scaling" scaling: bool = Is("false"), Kind::Flag, BENCH,
+            "Time training over the ranks of --device beside as many independent runs";
+        "rounds" rounds: usize = Is("3"), Kind::Integer { min: 1, max: 1000 }, BENCH,
+            "With --scaling: how often each way of training takes its turn";
         "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
             "Print one JSON object instead of a table";
     }
