@@ -271,6 +271,10 @@ options! {
             "With several ranks: batch norms take the statistics of the whole batch, not of each rank's part";
         "bucket-mb" bucket_mb: f64 = Is("4.0"), Kind::Number(Interval::above(0.0, 4096.0)), TRAIN_BENCH,
             "With several ranks: gradients go over in parts of so many MiB, while the rest is computed";
+        "max-restarts" max_restarts: usize = Is("0"), Kind::Integer { min: 0, max: 1_000_000 }, TRAIN,
+            "With several ranks: how often all of them start again from the last checkpoint when one has failed";
+        "elastic" elastic: Option<usize> = Unset("a rank that fails again and again ends the run"), COUNT, TRAIN,
+            "With --max-restarts: go on with fewer ranks, at least so many, when the same one fails twice without a new checkpoint";
         "steps" steps: usize = Is("10"), Kind::Integer { min: 1, max: 100_000 }, BENCH,
             "Training steps to time";
         "comm" comm: Option<String> = Unset("training steps are timed"), Kind::OptionalText("BYTES,…"), BENCH,

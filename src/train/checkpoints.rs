@@ -52,6 +52,12 @@ pub fn list(run: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
+/// The newest checkpoint of a run, whole or not.
+#[must_use]
+pub fn newest_path(run: &Path) -> Option<PathBuf> {
+    list(run).ok()?.pop()
+}
+
 /// The newest checkpoint of a run that is whole; `damaged` is told of each newer one that is not.
 ///
 /// # Errors

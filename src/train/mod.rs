@@ -25,8 +25,9 @@ mod start;
 mod together;
 mod val;
 
+pub use checkpoints::newest_path as newest_checkpoint;
 pub use class_weights::ClassWeightsError;
 pub use error::TrainError;
-pub use run::run;
+pub use run::{Attempt, run};
 pub use session::{compute_pool, cores};
 pub use val::val;

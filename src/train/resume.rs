@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 18] = [
+const MAY_CHANGE: [&str; 20] = [
     "epochs",
     "workers",
     "threads",
@@ -23,6 +23,8 @@ const MAY_CHANGE: [&str; 18] = [
     "token-file",
     "join-timeout",
     "bucket-mb",
+    "max-restarts",
+    "elastic",
     "patience",
     "save-period",
     "save-steps",

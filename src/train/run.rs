@@ -22,7 +22,7 @@ use crate::data::Split;
 use crate::data::batch::Batch;
 use crate::data::loader::{Loader, LoaderConfig};
 use crate::data::sampler::{Shard, mosaic_off_from};
-use crate::dist::{Buffer, Call, ProcessGroup};
+use crate::dist::{Buffer, Call, DistError, ProcessGroup};
 use crate::eval::{BatchPictures, Inference, ValidateError, Validated, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::Network;
@@ -32,10 +32,20 @@ use crate::ops;
 use crate::report::Console;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
+
+/// Which attempt of a run this is, and who wants to know of it.
+pub struct Attempt<'a> {
+    /// How often the run was started again after a failure.
+    pub restarts: usize,
+    /// What ended the attempt before.
+    pub fault: String,
+    /// Gets the run's folder on rank 0, once it can go on from there.
+    pub began: &'a (dyn Fn(&Path) -> Result<(), DistError> + Sync),
+}
 
 /// Trains as `settings` say, or goes on with the run of `--resume`, as one rank of `group`; every rank calls it. Rank 0
 /// writes and prints. The result is the run's folder.
@@ -48,6 +58,7 @@ pub fn run(
     group: &Arc<dyn ProcessGroup>,
     interrupted: &AtomicBool,
     console: &Console,
+    attempt: &Attempt,
 ) -> Result<PathBuf, TrainError> {
     let silent = Console::silent();
     let console = if leads(&**group) { console } else { &silent };
@@ -58,7 +69,14 @@ pub fn run(
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
     let pool = compute_pool(&settings, group.sharing())?;
     pool.install(|| {
-        let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
+        let run = Run::start(
+            settings.clone(),
+            resumed,
+            group,
+            interrupted,
+            console,
+            attempt,
+        )?;
         let folder = run.folder.clone();
         let end = run.train();
         let drawn = match leads(&**group) {
@@ -118,6 +136,7 @@ impl<'a> Run<'a> {
         group: &Arc<dyn ProcessGroup>,
         interrupted: &'a AtomicBool,
         console: &'a Console,
+        attempt: &Attempt,
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let g = &**group;
@@ -181,7 +200,7 @@ impl<'a> Run<'a> {
         };
         let mut run = Self {
             csv: ResultsCsv::new(&folder.join("results.csv"), third, plan.algorithm.groups()),
-            stats: RankStats::new(folder.join("ranks.csv")),
+            stats: RankStats::new(folder.join("ranks.csv"), attempt),
             engine,
             settings,
             interrupted,
@@ -214,6 +233,16 @@ impl<'a> Run<'a> {
             plots::draw_labels(&run.settings, &run.folder, &run.images, console)
         });
         agree(g, "first files of the run", written)?;
+        if run.settings.max_restarts > 0 {
+            if run.position == Position::default() {
+                run.checkpoint(false)?;
+            }
+            let told = run.on_first(|run| {
+                run.saver.as_mut().map_or(Ok(()), Saver::wait)?;
+                Ok((attempt.began)(&run.folder)?)
+            });
+            agree(g, "a run that can go on", told)?;
+        }
         Ok(run)
     }
 

@@ -14,8 +14,10 @@ mod board;
 mod lead;
 mod others;
 mod place;
+mod restart;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -27,7 +29,7 @@ use self::place::Place;
 use super::interrupt;
 use super::outcome::{FAILED, Outcome, USAGE, code_of, is_broken_pipe};
 use crate::config::{Command, DeviceError, Settings};
-use crate::dist::launch::{Environment, end_with};
+use crate::dist::launch::{Again, Environment, end_with};
 use crate::dist::launcher::Launched;
 use crate::dist::store::StoreClient;
 use crate::dist::tcp::TcpOptions;
@@ -116,6 +118,10 @@ pub enum RanksError {
         "node {node} needs the token of the run, which node 0 prints: export YOLO_TRAIN_TOKEN=… or give --token-file"
     )]
     NoNodeToken { node: usize },
+    #[error(
+        "--max-restarts is for the ranks of one machine; with --nnodes start the run again with --resume"
+    )]
+    RestartsOfOneMachine,
     #[error("the token {from} {reason}; take for example the output of: openssl rand -hex 16")]
     BadToken { from: String, reason: String },
 }
@@ -187,6 +193,27 @@ pub fn each(
     work: impl FnOnce(&Arc<dyn ProcessGroup>, &AtomicBool) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
     run(settings, |group| work(group, &*interrupt::listen()?))
+}
+
+/// What came before this attempt, where the first process has started the ranks again.
+///
+/// # Errors
+/// [`DistError::Environment`].
+pub fn again() -> Result<Option<Again>, DistError> {
+    Ok(Environment::read()?.and_then(|e| e.again))
+}
+
+/// Tells the first process where the run is, so that it can go on after a failure.
+///
+/// # Errors
+/// Its store is gone.
+pub fn tell_run(folder: &Path) -> Result<(), DistError> {
+    let Some(environment) = Environment::read()? else {
+        return Ok(());
+    };
+    let (board, token) = (environment.board(), &environment.token);
+    let store = StoreClient::connect(board, token, ANSWER)?.answers_within(ANSWER);
+    store.set(restart::RUN, folder.display().to_string().as_bytes())
 }
 
 /// Runs `work` on every rank of the run, with its group. One rank is this process; for several this one starts the others
@@ -311,6 +338,7 @@ fn launched_rank(
         token,
         board: None,
         parent: None,
+        again: None,
     };
     as_rank(&environment, settings, work, |report| {
         let settle = || -> Result<bool, DistError> {
