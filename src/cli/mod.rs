@@ -9,6 +9,7 @@ pub mod interrupt;
 pub mod outcome;
 pub mod predict;
 pub mod ranks;
+pub mod status;
 pub mod train;
 pub mod val;
 

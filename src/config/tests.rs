@@ -204,7 +204,7 @@ fn each_command_takes_its_options() {
     let mut val = names(Command::Val);
     val.sort_unstable();
     let mut expected: Vec<&str> = "weights data imgsz batch device workers threads project name conf iou max-det end2end rect \
-        single-cls classes skip-bad split cfg plots"
+        single-cls classes skip-bad split cfg plots timeout"
         .split_whitespace()
         .collect();
     expected.sort_unstable();
@@ -228,7 +228,7 @@ fn each_command_takes_its_options() {
     sorted.sort_unstable();
     expected.sort_unstable();
     assert_eq!(sorted, expected);
-    let mut elsewhere = vec!["nc", "steps", "comm", "json", "split"];
+    let mut elsewhere = vec!["nc", "steps", "comm", "json", "split", "run"];
     elsewhere.extend(own);
     elsewhere.sort_unstable();
     let mut not_in_training = not_in_training;

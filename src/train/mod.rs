@@ -8,6 +8,7 @@ mod class_weights;
 mod ema;
 pub mod engine;
 mod error;
+mod fault;
 pub mod flat;
 pub mod gradients;
 mod muon;
@@ -21,8 +22,10 @@ mod run;
 pub mod schedule;
 mod session;
 mod start;
+pub mod status;
 mod together;
 mod val;
+mod watch;
 
 pub use class_weights::ClassWeightsError;
 pub use error::TrainError;

@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 12] = [
+const MAY_CHANGE: [&str; 14] = [
     "epochs",
     "workers",
     "threads",
@@ -23,6 +23,8 @@ const MAY_CHANGE: [&str; 12] = [
     "keep-checkpoints",
     "time",
     "plots",
+    "timeout",
+    "json-log",
     "resume",
 ];
 /// Options that say where the run is.

@@ -15,6 +15,7 @@ use burn::tensor::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// Validates `--weights` on a split of `--data`, as one rank of `group`. The result is the run's folder, of rank 0.
 ///
@@ -29,6 +30,7 @@ pub fn val(
     let silent = Console::silent();
     let group = &**group;
     let (rank, ranks) = (group.rank(), group.size());
+    group.set_deadline(Duration::from_secs_f64(settings.timeout));
     let console = if leads(group) { console } else { &silent };
     let pool = compute_pool(settings, ranks)?;
     pool.install(|| {
@@ -46,7 +48,9 @@ pub fn val(
         let network = Network::new(metadata.spec.clone(), metadata.names.len());
         let splits = [settings.split];
         let open = || -> Result<Data, TrainError> {
-            let mut data = Data::open(settings, "val", &splits, interrupted, console)?;
+            let pulse = group.pulse();
+            let mut data =
+                Data::open_watched(settings, "val", &splits, interrupted, console, &pulse)?;
             data.writes = leads(group);
             Ok(data)
         };
@@ -87,7 +91,10 @@ pub fn val(
             loader.val_batches_of(settings.batch, rank, ranks),
             &choice(settings),
             interrupted,
-            |done| bar.tick(done, &[], ""),
+            |done| {
+                group.beat("validating");
+                bar.tick(done, &[], "");
+            },
         )?;
         bar.finish();
         let written = v.whole.map_or(Ok(()), |v| -> Result<(), TrainError> {
