@@ -182,7 +182,8 @@ fn defaults_are_those_of_the_specification() {
         nc 80; lanes null; sync_bn true; bucket_mb 4.0; steps 10; comm null; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
         freeze null; class_weights null; plots true; \
         source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
-        show_conf true; line_width null";
+        show_conf true; line_width null; \
+        timeout 60; json_log false; run null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -250,6 +251,7 @@ fn each_command_takes_its_options() {
             "bucket-mb",
             "steps",
             "comm",
+            "timeout",
             "json",
         ]
     );

@@ -339,3 +339,59 @@ impl Lane {
         self.called.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dist::buffer::{Buffer, ReduceOp};
+    use crate::dist::group::Call;
+    use crate::dist::tcp::Transport;
+    use crate::dist::testing::threads;
+
+    #[test]
+    fn a_rank_that_beats_is_waited_for() {
+        let sums = threads(2, Transport::Auto, |group| {
+            group.set_deadline(Duration::from_millis(1000));
+            if group.rank() == 1 {
+                let end = Instant::now() + Duration::from_millis(2200);
+                while Instant::now() < end {
+                    group.beat("scanning labels");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+            let one = Buffer::F32(vec![1.0]);
+            group
+                .all_reduce(Call::latency("labels"), ReduceOp::Sum, one)
+                .wait()
+        });
+        assert_eq!(sums, vec![Ok(Buffer::F32(vec![2.0])); 2]);
+    }
+
+    #[test]
+    fn a_rank_that_beats_no_longer_is_late_and_its_last_place_is_named() {
+        let errors = threads(3, Transport::Auto, |group| {
+            group.set_deadline(Duration::from_millis(800));
+            if group.rank() == 1 {
+                group.pulse().set_step(5);
+                for _ in 0..10 {
+                    group.beat("scanning labels");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                std::thread::sleep(Duration::from_millis(2000));
+            }
+            let one = Buffer::F32(vec![1.0]);
+            group
+                .all_reduce(Call::latency("labels"), ReduceOp::Sum, one)
+                .wait()
+                .unwrap_err()
+                .to_string()
+        });
+        for error in &errors {
+            assert!(
+                error.contains("rank 1 did not arrive")
+                    && error.contains("rank 1 is at \"scanning labels\" of step 5 for "),
+                "{errors:?}"
+            );
+        }
+    }
+}
