@@ -68,12 +68,13 @@ impl Case {
                 format!("rank {r} of {} failed (exit status: 101)", self.ranks),
             ],
             "error" => vec![format!("a fault was injected on rank {r} at step ")],
+            "stop" => vec![format!("rank {r} was at {:?}", self.whereabouts())],
             _ => vec![format!("rank {r} is at {:?}", self.whereabouts())],
         }
     }
 }
 
-fn start(folder: &Path, case: &Case) -> Child {
+fn command(folder: &Path, case: &Case) -> Command {
     let mut c = Command::new(cargo_bin!("yolo-train"));
     c.current_dir(folder).args([
         "--data",
@@ -107,8 +108,13 @@ fn start(folder: &Path, case: &Case) -> Child {
         ),
     );
     c.stdin(Stdio::null()).stdout(Stdio::null());
-    let stderr = fs::File::create(folder.join(format!("{}.log", case.name()))).unwrap();
-    c.stderr(stderr).spawn().unwrap()
+    c
+}
+
+fn start(folder: &Path, case: &Case) -> Child {
+    let log = folder.join(format!("{}.log", case.name()));
+    let stderr = fs::File::create(log).unwrap();
+    command(folder, case).stderr(stderr).spawn().unwrap()
 }
 
 /// Processes of the run that still are there.
@@ -239,4 +245,36 @@ fn faults_end_the_run_of_four_ranks() {
             kind,
         })
         .collect());
+}
+
+#[test]
+fn a_rank_that_hangs_ends_itself_where_nobody_watches_over_it() {
+    let t = tempfile::tempdir().unwrap();
+    squares::data_set(t.path());
+    let case = Case {
+        ranks: 2,
+        rank: 1,
+        place: "forward",
+        kind: "hang",
+    };
+    let log = |rank: usize| t.path().join(format!("rank-{rank}.log"));
+    let (_store, mut workers) = yolo_train::dist::launch::start(2, |rank| {
+        let mut c = command(t.path(), &case);
+        c.stderr(fs::File::create(log(rank)).unwrap());
+        c
+    })
+    .unwrap();
+    let ended = workers.wait(BOUND).unwrap();
+    let said: Vec<String> = (0..2)
+        .map(|rank| fs::read_to_string(log(rank)).unwrap())
+        .collect();
+    assert_eq!(ended.len(), 2, "{said:?}");
+    assert!(ended.iter().all(|(_, s)| s.code() == Some(1)), "{said:?}");
+    assert!(said[0].contains("rank 1 is at \"forward\""), "{}", said[0]);
+    assert!(
+        said[1].contains("this one is at \"forward\" of step 1 for ")
+            && said[1].contains("it ends itself"),
+        "{}",
+        said[1]
+    );
 }

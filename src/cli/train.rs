@@ -8,6 +8,7 @@ use crate::train::{self, TrainError};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     ranks::each(settings, |group, interrupted| {
+        group.exit_when_stuck();
         ended(train::run(settings, group, interrupted, &Console::new()))
     })
 }

@@ -186,6 +186,10 @@ pub trait ProcessGroup: Send + Sync {
     /// From now on collectives without a deadline of their own have this one. All ranks call it with the same value.
     fn set_deadline(&self, _deadline: Duration) {}
 
+    /// From now on this process ends, with exit code 1, where the other ranks have ended the run and this rank neither
+    /// notices nor beats for long: where nobody watches over it, it would hang for ever. For programs, not for libraries.
+    fn exit_when_stuck(&self) {}
+
     /// What this rank beats as it gets on; see [`ProcessGroup::beat`].
     fn pulse(&self) -> Pulse;
 

@@ -114,7 +114,11 @@ pub(crate) fn at(group: &dyn ProcessGroup, place: Place) -> Result<(), TrainErro
     }
     match fault.kind {
         Kind::Kill => send("KILL"),
-        Kind::Stop => send("STOP"),
+        Kind::Stop => {
+            // as in life, where the others have heard of the place before
+            std::thread::sleep(Duration::from_millis(600));
+            send("STOP");
+        }
         Kind::Panic => panic!(
             "a fault ({}) was injected at {}",
             fault.kind.word(),

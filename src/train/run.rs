@@ -18,7 +18,7 @@ use super::session::{
 };
 use super::start::Start;
 use super::status::Monitor;
-use super::together::{agree, all_texts, from_first, leads};
+use super::together::{agree, all_texts, from_first, leads, same_path};
 use super::watch;
 use crate::config::Settings;
 use crate::data::Split;
@@ -894,10 +894,6 @@ fn folder(
     };
     let made = leads(group).then(make).transpose();
     let (path, saver) = agree(group, "folder of the run", made)?.unzip();
-    let name = serde_json::to_vec(&path.clone().unwrap_or_default()).unwrap_or_default();
-    let name = match group.size() {
-        1 => name,
-        _ => from_first(group, "name of the run's folder", name)?,
-    };
-    Ok((serde_json::from_slice(&name).unwrap_or_default(), saver))
+    let path = same_path(group, "name of the run's folder", path.unwrap_or_default())?;
+    Ok((path, saver))
 }

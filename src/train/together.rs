@@ -2,6 +2,7 @@
 
 use super::error::TrainError;
 use crate::dist::{Agreement, Buffer, Call, ProcessGroup, Report, agree as exchange};
+use std::path::PathBuf;
 
 /// Whether this rank writes files and prints.
 pub(super) fn leads(group: &dyn ProcessGroup) -> bool {
@@ -57,6 +58,23 @@ pub(super) fn from_first(
         .next()
         .and_then(Buffer::into_vec)
         .unwrap_or_default())
+}
+
+/// The path that rank 0 has, on every rank.
+///
+/// # Errors
+/// As [`from_first`].
+pub(super) fn same_path(
+    group: &dyn ProcessGroup,
+    what: &'static str,
+    own: PathBuf,
+) -> Result<PathBuf, TrainError> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    let bytes = serde_json::to_vec(&own).unwrap_or_default();
+    let bytes = from_first(group, what, bytes)?;
+    Ok(serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
 /// The texts of all ranks, one after the other.

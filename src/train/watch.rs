@@ -77,32 +77,43 @@ pub(super) fn end(
         }
         Err(e) => e,
     };
-    if group.size() > 1 {
-        let left = leave_collectives(folder, group);
-        if group.rank() == 0 {
-            console.note(match &left {
-                Some(path) => format!(
-                    "the last collectives of each rank: {}",
-                    path.with_file_name("collectives-rank-*.txt").display()
-                ),
-                None => "the last collectives could not be written".into(),
-            });
-        }
-        if let Some(path) = left.filter(|p| !p.starts_with(folder)) {
-            // not in the run's folder: whoever looks for them has to be told, by every rank
-            let rank = group.rank();
-            Console::new().note(format!(
-                "rank {rank} left its last collectives in {}",
-                path.display()
-            ));
-        }
-        events.event("fault", json!({ "error": error.to_string() }));
-    }
+    leave(end, folder, group, console);
+    events.event("fault", json!({ "error": error.to_string() }));
     events.event(
         "end",
         json!({ "how": "failed", "error": error.to_string() }),
     );
     monitor.end(Phase::Failed, Some(error.to_string()));
+}
+
+/// Where the run failed, this rank leaves its last collectives in the run's folder and says so.
+pub(super) fn leave(
+    end: &Result<(), TrainError>,
+    folder: &Path,
+    group: &dyn ProcessGroup,
+    console: &Console,
+) {
+    if group.size() == 1 || matches!(end, Ok(()) | Err(TrainError::Interrupted)) {
+        return;
+    }
+    let left = leave_collectives(folder, group);
+    if group.rank() == 0 {
+        console.note(match &left {
+            Some(path) => format!(
+                "the last collectives of each rank: {}",
+                path.with_file_name("collectives-rank-*.txt").display()
+            ),
+            None => "the last collectives could not be written".into(),
+        });
+    }
+    if let Some(path) = left.filter(|p| !p.starts_with(folder)) {
+        // not in the run's folder: whoever looks for them has to be told, by every rank
+        Console::new().note(format!(
+            "rank {} left its last collectives in {}",
+            group.rank(),
+            path.display()
+        ));
+    }
 }
 
 /// Writes this rank's last collectives into the run's folder, or where that cannot be, as on a machine that does not see

@@ -566,6 +566,10 @@ impl ProcessGroup for MeshGroup {
         self.mesh.shared.set_deadline(deadline);
     }
 
+    fn exit_when_stuck(&self) {
+        self.mesh.shared.exit_when_stuck();
+    }
+
     fn pulse(&self) -> Pulse {
         self.mesh.shared.pulse.clone()
     }

@@ -12,6 +12,9 @@ use crate::pulse::Pulse;
 /// Signs of life come more often than this.
 const SILENCE: Duration = Duration::from_millis(1500);
 
+/// For a rank to notice that the run of the others is over.
+const LINGER: Duration = Duration::from_secs(10);
+
 /// How another rank ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Gone {
@@ -106,6 +109,8 @@ pub(crate) struct Shared {
     pub(crate) pulse: Pulse,
     /// Of collectives that have none of their own, in nanoseconds.
     deadline: AtomicU64,
+    /// Ends the process where the group has failed and it does not notice.
+    exits: AtomicBool,
     failed: AtomicBool,
     failure: Mutex<Option<DistError>>,
     /// What is known of each world rank's work.
@@ -120,11 +125,105 @@ impl Shared {
             log: Log::default(),
             pulse: Pulse::new(),
             deadline: AtomicU64::new(0),
+            exits: AtomicBool::new(false),
             sights: (0..size).map(|_| Mutex::default()).collect(),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             gone: (0..size).map(|_| Mutex::new(None)).collect(),
         }
+    }
+
+    pub(crate) fn set_deadline(&self, deadline: Duration) {
+        let nanos = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+        self.deadline.store(nanos, Ordering::Relaxed);
+    }
+
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_nanos(self.deadline.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn exit_when_stuck(&self) {
+        self.exits.store(true, Ordering::Relaxed);
+    }
+
+    /// How this rank hangs, `trouble` after the run of the others was over; `None` while it beats, or may yet notice.
+    pub(crate) fn stuck(&self, trouble: Duration) -> Option<String> {
+        if !self.exits.load(Ordering::Relaxed) || trouble < LINGER {
+            return None;
+        }
+        let last = self.pulse.last();
+        (last.age >= self.deadline().max(LINGER)).then(|| {
+            format!(
+                "the other ranks have ended, but this one is at {:?} of step {} for {:.0} s",
+                last.place,
+                last.step,
+                last.age.as_secs_f64()
+            )
+        })
+    }
+
+    /// Whether a rank is gone without a word.
+    pub(crate) fn any_lost(&self) -> bool {
+        self.gone
+            .iter()
+            .any(|g| matches!(&*lock(g), Some((Gone::Lost(_), _))))
+    }
+
+    /// What this rank tells of itself.
+    pub(crate) fn own_sign(&self) -> Sign {
+        let last = self.pulse.last();
+        Sign {
+            beats: last.count,
+            step: last.step,
+            age: last.age,
+            place: last.place.into(),
+            collective: self.log.last().unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn heard(&self, rank: usize, sign: Sign) {
+        let mut sight = lock(&self.sights[rank]);
+        let now = Instant::now();
+        if sign.beats > sight.sign.beats {
+            // Not before the one that is known: messages may be late.
+            let beat = now.checked_sub(sign.age).unwrap_or(now);
+            sight.beat = beat.max(sight.beat);
+        }
+        sight.heard = now;
+        sight.sign = sign;
+    }
+
+    /// When a rank's last beat was.
+    pub(crate) fn last_beat(&self, rank: usize) -> Instant {
+        lock(&self.sights[rank]).beat
+    }
+
+    /// Where a rank is, for people; `None` where it never said.
+    pub(crate) fn whereabouts(&self, rank: usize) -> Option<String> {
+        let sight = lock(&self.sights[rank]);
+        let Sign {
+            step,
+            place,
+            collective,
+            ..
+        } = &sight.sign;
+        if place.is_empty() {
+            return None;
+        }
+        let since = sight.beat.elapsed().as_secs_f64();
+        let last = match collective.is_empty() {
+            true => String::new(),
+            false => format!(", its last collective {collective}"),
+        };
+        let silent = sight.heard.elapsed();
+        Some(if silent > SILENCE {
+            format!(
+                "rank {rank} was at {place:?} of step {step}{last}, and gives no sign of life for {:.1} s (stopped, swapping, or cut off)",
+                silent.as_secs_f64()
+            )
+        } else {
+            format!("rank {rank} is at {place:?} of step {step} for {since:.1} s{last}")
+        })
     }
 
     pub(crate) fn set_deadline(&self, deadline: Duration) {
@@ -279,5 +378,22 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("losses") && !text.contains("no sign of life"));
+    }
+
+    #[test]
+    fn a_rank_is_stuck_only_where_it_may_exit_and_no_longer_beats() {
+        let shared = Shared::new(2);
+        shared.pulse.beat("forward");
+        let long = Duration::from_secs(1000);
+        assert_eq!(shared.stuck(long), None, "nobody wants it");
+        shared.exit_when_stuck();
+        assert_eq!(shared.stuck(long), None, "it has just beaten");
+        assert_eq!(shared.stuck(Duration::ZERO), None, "it may yet notice");
+        assert!(!shared.any_lost());
+        shared.set_gone(1, Gone::Left);
+        assert!(!shared.any_lost());
+        let shared = Shared::new(2);
+        shared.set_gone(1, Gone::Lost("its process ended".into()));
+        assert!(shared.any_lost());
     }
 }

@@ -142,7 +142,20 @@ fn listen(
 ) {
     let mut beat = Instant::now();
     let mut leaving: Option<Instant> = None;
-    while !peers.is_empty() {
+    let mut trouble: Option<Instant> = None;
+    // Where everybody else is gone, the writers stay open until this rank leaves.
+    let over = || shared.failure().is_some() || shared.any_lost();
+    while !peers.is_empty() || (leaving.is_none() && over()) {
+        if over() {
+            let since = trouble.get_or_insert_with(Instant::now);
+            if let Some(how) = shared.stuck(since.elapsed()) {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "yolo-train: error: {how}: it ends itself"
+                );
+                std::process::exit(1);
+            }
+        }
         if leaving.is_some_and(|since| since.elapsed() > FAREWELL) {
             return;
         }
@@ -184,7 +197,6 @@ fn listen(
             None => true,
         });
     }
-    // Everybody else is gone; the writers stay open until this rank leaves.
 }
 
 /// Reads what came; how the rank ended, if it did.
