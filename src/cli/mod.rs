@@ -3,6 +3,7 @@
 pub mod args;
 pub mod bench;
 mod bench_comm;
+mod bench_scaling;
 pub mod doctor;
 pub mod info;
 pub mod interrupt;

@@ -21,7 +21,7 @@ use crate::dist::launch::{Environment, Rank, Workers, start as start_ranks};
 use crate::dist::{ProcessGroup, Single};
 
 /// For the other ranks to end by themselves when one has failed.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(60);
 const GLANCE: Duration = Duration::from_millis(20);
 
 /// Why ranks did not come to a good end.

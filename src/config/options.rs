@@ -269,9 +269,17 @@ options! {
             "Training steps to time";
         "comm" comm: Option<String> = Unset("training steps are timed"), Kind::OptionalText("BYTES,…"), BENCH,
             "Time collectives between the ranks of --device in place of training steps, of these sizes or of 1 KiB to 64 MiB";
+<<<<<<< HEAD
         "timeout" timeout: f64 = Is("60"), Kind::Number(Interval::above(0.0, 1_000_000.0)), TRAIN_VAL_BENCH,
             "Seconds that a collective between ranks may take before the run ends with the name of the rank that is late";
         "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR_STATUS,
+=======
+        "scaling" scaling: bool = Is("false"), Kind::Flag, BENCH,
+            "Time training over the ranks of --device beside as many independent runs";
+        "rounds" rounds: usize = Is("3"), Kind::Integer { min: 1, max: 1000 }, BENCH,
+            "With --scaling: how often each way of training takes its turn";
+        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
+>>>>>>> main
             "Print one JSON object instead of a table";
     }
     "Data" {

@@ -2,11 +2,12 @@
 
 use super::engine::{Engine, Phases, Team, Turn};
 use super::error::TrainError;
-use super::plan;
+use super::plan::{self, Plan};
 use super::session::{Data, compute_pool, gains, loader_config};
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
+use crate::data::Split;
 use crate::data::loader::Loader;
 use crate::eval::micro_batch;
 use crate::loss::head_weights;
@@ -68,6 +69,36 @@ fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
     }
 }
 
+/// What is trained in a bench.
+pub(super) struct Bed {
+    pub train: Arc<Split>,
+    pub network: Network,
+    pub plan: Plan,
+}
+
+impl Bed {
+    /// Reads the training images of `--data`, builds `--model`.
+    ///
+    /// # Errors
+    /// As training.
+    pub fn new(settings: &Settings, console: &Console) -> Result<Self, TrainError> {
+        let spec = ModelSpec::resolve(&settings.model)?;
+        let interrupted = AtomicBool::new(false);
+        let splits = [SplitName::Train];
+        let mut data = Data::open(settings, "bench", &splits, &interrupted, console)?;
+        let train = Arc::new(data.split(SplitName::Train, None, console)?);
+        let network = Network::new(spec, train.names.len());
+        let images = train.images.len();
+        let batches = images.div_ceil(settings.batch);
+        let plan = plan::resolve(settings, images, batches, train.names.len());
+        Ok(Self {
+            train,
+            network,
+            plan,
+        })
+    }
+}
+
 /// Trains `--steps` steps of one micro-batch each, after two that are not counted.
 ///
 /// # Errors
@@ -76,21 +107,15 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
     let start = Instant::now();
     let pool = compute_pool(settings, 1)?;
     pool.install(|| {
-        let spec = ModelSpec::resolve(&settings.model)?;
-        let mut data = Data::open(
-            settings,
-            "bench",
-            &[SplitName::Train],
-            &AtomicBool::new(false),
-            console,
-        )?;
-        let train = Arc::new(data.split(SplitName::Train, None, console)?);
-        let network = Network::new(spec, train.names.len());
+        let Bed {
+            train,
+            network,
+            plan,
+        } = Bed::new(settings, console)?;
         let flops: u64 = network.table(settings.imgsz).iter().map(|r| r.flops).sum();
         let state = init::init(&network, settings.seed);
-        let loader = Loader::new(train.clone(), loader_config(settings, usize::MAX, 1))?;
+        let loader = Loader::new(train, loader_config(settings, usize::MAX, 1))?;
         let batches = loader.batches_per_epoch();
-        let plan = plan::resolve(settings, train.images.len(), batches, train.names.len());
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let weights = head_weights(network.spec.one_to_one, 0, 2);
         let team = Team::alone(plan::lanes(settings, 1)?.0);

@@ -19,6 +19,7 @@ mod prepare;
 mod rank_stats;
 mod resume;
 mod run;
+pub mod scaling;
 pub mod schedule;
 mod session;
 mod start;

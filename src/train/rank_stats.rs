@@ -5,7 +5,6 @@ use crate::dist::{Buffer, Call, ProcessGroup};
 use crate::report::{Console, resident_memory};
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Instant;
 
 /// Optimizer steps of a row.
 pub const STEPS: u64 = 20;
@@ -22,27 +21,14 @@ const FIGURES: [&str; 5] = [
 ];
 
 /// What a rank has done since the last row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Part {
-    began: Instant,
     images: usize,
     /// Seconds of waiting for batches, and for other ranks.
     data: f64,
     exposed: f64,
     /// Seconds of training steps, waiting included.
     steps: f64,
-}
-
-impl Part {
-    fn new() -> Self {
-        Self {
-            began: Instant::now(),
-            images: 0,
-            data: 0.0,
-            exposed: 0.0,
-            steps: 0.0,
-        }
-    }
 }
 
 /// See the module.
@@ -70,7 +56,7 @@ impl RankStats {
             head
         };
         Self {
-            part: Part::new(),
+            part: Part::default(),
             text,
             path,
         }
@@ -85,11 +71,6 @@ impl RankStats {
         p.steps += all;
     }
 
-    /// What happens between steps (validation, checkpoints) is no rank's time.
-    pub fn restart(&mut self) {
-        self.part = Part::new();
-    }
-
     /// Ends a row after `step` steps, on all ranks.
     ///
     /// # Errors
@@ -100,8 +81,8 @@ impl RankStats {
         step: u64,
         console: &Console,
     ) -> Result<(), TrainError> {
-        let p = std::mem::replace(&mut self.part, Part::new());
-        let rate = p.images as f64 / p.began.elapsed().as_secs_f64().max(1e-9);
+        let p = std::mem::take(&mut self.part);
+        let rate = p.images as f64 / p.steps.max(1e-9);
         let compute = (p.steps - p.data - p.exposed).max(0.0);
         let memory = resident_memory().unwrap_or(0) as f64 / f64::from(1 << 20);
         let own = vec![rate, p.data, compute, p.exposed, memory];

@@ -544,9 +544,7 @@ impl<'a> Run<'a> {
         };
         self.shown = ShownLoss::default();
         self.keep_to_time()?;
-        self.checkpoint(false)?;
-        self.stats.restart();
-        Ok(())
+        self.checkpoint(false)
     }
 
     fn write_epoch(

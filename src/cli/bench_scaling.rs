@@ -1,0 +1,23 @@
+//! `yolo-train bench --scaling`: training over ranks beside independent runs.
+
+use super::outcome::{Outcome, print};
+use super::ranks;
+use crate::config::Settings;
+use crate::report::Console;
+use crate::train::scaling;
+
+pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
+    let size = ranks::several(settings, "bench --scaling")?;
+    ranks::run(size, |rank| {
+        if let Some(found) = scaling::run(settings, &rank.group, settings.rounds, &Console::new())?
+        {
+            let text = if settings.json {
+                format!("{}\n", serde_json::to_string(&found)?)
+            } else {
+                found.table()
+            };
+            print(&text)?;
+        }
+        Ok(Outcome::Finished)
+    })
+}
