@@ -1,7 +1,6 @@
 //! `yolo-train bench --comm`: collectives between ranks.
 
 use serde::Serialize;
-use std::time::Duration;
 
 use super::outcome::{Outcome, print};
 use super::ranks;
@@ -57,12 +56,10 @@ struct CommRow {
 }
 
 pub fn run(settings: &Settings, sizes: &[usize]) -> anyhow::Result<Outcome> {
-    let size = ranks::several(settings, "bench --comm")?;
-    ranks::run(size, |rank| {
-        let timeout = Duration::from_secs_f64(settings.timeout);
-        rank.group.set_deadline(timeout);
-        let found = found(&*rank.group, sizes)?;
-        if rank.group.rank() == 0 {
+    ranks::several(settings, "bench --comm")?;
+    ranks::run(settings, |group| {
+        let found = found(&**group, sizes)?;
+        if group.rank() == 0 {
             let text = if settings.json {
                 format!("{}\n", serde_json::to_string(&found)?)
             } else {

@@ -7,10 +7,9 @@ use crate::report::Console;
 use crate::train::scaling;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
-    let size = ranks::several(settings, "bench --scaling")?;
-    ranks::run(size, |rank| {
-        if let Some(found) = scaling::run(settings, &rank.group, settings.rounds, &Console::new())?
-        {
+    ranks::several(settings, "bench --scaling")?;
+    ranks::run(settings, |group| {
+        if let Some(found) = scaling::run(settings, group, settings.rounds, &Console::new())? {
             let text = if settings.json {
                 format!("{}\n", serde_json::to_string(&found)?)
             } else {

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, Write};
 
+use super::ranks::RanksError;
 use crate::config::ConfigError;
 
 /// How a command ended that did not fail.
@@ -12,8 +13,8 @@ pub enum Outcome {
     Interrupted,
 }
 
-const FAILED: u8 = 1;
-const USAGE: u8 = 2;
+pub(super) const FAILED: u8 = 1;
+pub(super) const USAGE: u8 = 2;
 /// What a shell reports for a program that SIGINT has ended: 128 + 2.
 pub(super) const INTERRUPTED: u8 = 130;
 
@@ -25,18 +26,25 @@ pub fn exit_code(end: &anyhow::Result<Outcome>) -> u8 {
         Ok(Outcome::Interrupted) => INTERRUPTED,
         Err(error) if is_broken_pipe(error) => 0,
         Err(error) => {
-            // Nobody is left to tell where standard error is closed.
-            let _ = writeln!(io::stderr(), "yolo-train: error: {}", one_line(error));
-            if error.downcast_ref::<ConfigError>().is_some() {
-                USAGE
-            } else {
-                FAILED
+            if !matches!(error.downcast_ref(), Some(RanksError::Told { .. })) {
+                // Nobody is left to tell where standard error is closed.
+                let _ = writeln!(io::stderr(), "yolo-train: error: {}", one_line(error));
             }
+            code_of(error)
         }
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
+/// The exit code of a failure.
+pub(super) fn code_of(error: &anyhow::Error) -> u8 {
+    match error.downcast_ref::<RanksError>() {
+        Some(error) => error.code(),
+        None if error.downcast_ref::<ConfigError>().is_some() => USAGE,
+        None => FAILED,
+    }
+}
+
+pub(super) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .root_cause()
         .downcast_ref::<io::Error>()
@@ -95,6 +103,7 @@ mod tests {
         let usage = ConfigError::Usage("wrong".into());
         let usage: anyhow::Result<Outcome> = Err(usage).context("reading the options");
         assert_eq!(exit_code(&usage), 2);
+        assert_eq!(exit_code(&Err(RanksError::Told { code: 7 }.into())), 7);
         let gone: anyhow::Result<Outcome> =
             Err(io::Error::from(ErrorKind::BrokenPipe)).context("printing");
         assert_eq!(exit_code(&gone), 0);

@@ -114,6 +114,20 @@ impl DeviceRequest {
         }
     }
 
+    /// The `number`-th of its devices alone, from 0.
+    pub fn device_of(&self, number: usize) -> Option<Self> {
+        if number >= self.ranks() {
+            return None;
+        }
+        Some(match self {
+            Self::Auto => Self::Auto,
+            Self::Cpu { .. } => Self::Cpu { ranks: 1 },
+            Self::Gpus(numbers) => Self::Gpus(vec![numbers[number]]),
+            Self::IdleGpus { .. } => Self::IdleGpus { count: 1 },
+            Self::Wgpu(numbers) => Self::Wgpu(vec![numbers[number]]),
+        })
+    }
+
     /// Whether this version can compute on it: `auto` and CPU ranks.
     ///
     /// # Errors

@@ -252,6 +252,21 @@ options! {
     "Machine" {
         "device" device: String = Is("auto"), Kind::Device, COMPUTE,
             "Where to compute; this version knows auto and cpu, and cpu,cpu or cpu:N for several ranks";
+        "nnodes" nnodes: usize = Is("1"), Kind::Integer { min: 1, max: 1024 }, TRAIN_VAL_BENCH,
+            "Machines of the run; yolo-train is started on each, with its own --node-rank and --device";
+        "node-rank" node_rank: Option<usize> = Unset("must be given where --nnodes is above 1"), Kind::Integer { min: 0, max: 1023 }, TRAIN_VAL_BENCH,
+            "Which of the machines this is, from 0";
+        "master" master: Option<String> = Unset("must be given where --nnodes is above 1; torchrun and job scripts set MASTER_ADDR and MASTER_PORT"),
+            Kind::Text("ADDR:PORT"), TRAIN_VAL_BENCH,
+            "Where the first machine listens and the ranks meet";
+        "token-file" token_file: Option<String> = Unset("the token in YOLO_TRAIN_TOKEN; the first machine makes one"), Kind::Text("FILE"), TRAIN_VAL_BENCH,
+            "File with the secret that lets ranks of other machines in";
+        "ports" ports: Option<String> = Unset("any that is free"), Kind::Text("FIRST-LAST"), TRAIN_VAL_BENCH,
+            "Ports that ranks listen on for each other, one each";
+        "join-timeout" join_timeout: f64 = Is("300"), Kind::Number(Interval::above(0.0, 1_000_000.0)), TRAIN_VAL_BENCH,
+            "Seconds to wait at the start until all ranks have come";
+        "timeout" timeout: f64 = Is("60"), Kind::Number(Interval::above(0.0, 1_000_000.0)), TRAIN_VAL_BENCH,
+            "Seconds that a collective between ranks may take before the run ends with the name of the rank that is late";
         "workers" workers: Option<usize> = Unset("the smaller of 8 and the processor cores"),
             Kind::Integer { min: 0, max: 1024 }, COMPUTE,
             "Threads that read and augment images (0 counts as 1)";
@@ -269,17 +284,11 @@ options! {
             "Training steps to time";
         "comm" comm: Option<String> = Unset("training steps are timed"), Kind::OptionalText("BYTES,…"), BENCH,
             "Time collectives between the ranks of --device in place of training steps, of these sizes or of 1 KiB to 64 MiB";
-<<<<<<< HEAD
-        "timeout" timeout: f64 = Is("60"), Kind::Number(Interval::above(0.0, 1_000_000.0)), TRAIN_VAL_BENCH,
-            "Seconds that a collective between ranks may take before the run ends with the name of the rank that is late";
-        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR_STATUS,
-=======
         "scaling" scaling: bool = Is("false"), Kind::Flag, BENCH,
             "Time training over the ranks of --device beside as many independent runs";
         "rounds" rounds: usize = Is("3"), Kind::Integer { min: 1, max: 1000 }, BENCH,
             "With --scaling: how often each way of training takes its turn";
-        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
->>>>>>> main
+        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR_STATUS,
             "Print one JSON object instead of a table";
     }
     "Data" {

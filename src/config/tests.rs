@@ -173,7 +173,8 @@ fn every_row_refuses_what_is_outside_its_bounds_in_one_line() {
 #[test]
 fn defaults_are_those_of_the_specification() {
     let expected = "data shapes.yaml; model yolo26n.yaml; epochs 100; patience 100; batch 16; imgsz 640; save_period -1; \
-        device auto; workers null; threads null; project runs/detect; name null; optimizer auto; seed 0; single_cls false; \
+        device auto; workers null; threads null; nnodes 1; node_rank null; master null; token_file null; ports null; \
+        join_timeout 300.0; timeout 60.0; project runs/detect; name null; optimizer auto; seed 0; single_cls false; \
         classes null; rect true; cos_lr false; close_mosaic 10; fraction 1.0; multi_scale 0.0; val true; lr0 0.01; lrf 0.01; \
         momentum 0.937; weight_decay 0.0005; warmup_epochs 3.0; warmup_momentum 0.8; warmup_bias_lr 0.1; nbs 64; box 7.5; \
         cls 0.5; dfl 1.5; hsv_h 0.015; hsv_s 0.7; hsv_v 0.4; degrees 0.0; translate 0.1; scale [0.5, 1.5]; shear 0.0; \
@@ -183,7 +184,7 @@ fn defaults_are_those_of_the_specification() {
         freeze null; class_weights null; plots true; \
         source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
         show_conf true; line_width null; \
-        timeout 60.0; json_log false; run null";
+        json_log false; run null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -205,7 +206,7 @@ fn each_command_takes_its_options() {
     let mut val = names(Command::Val);
     val.sort_unstable();
     let mut expected: Vec<&str> = "weights data imgsz batch device workers threads project name conf iou max-det end2end rect \
-        single-cls classes skip-bad split cfg plots timeout"
+        single-cls classes skip-bad split cfg plots nnodes node-rank master token-file ports join-timeout timeout"
         .split_whitespace()
         .collect();
     expected.sort_unstable();
@@ -246,6 +247,13 @@ fn each_command_takes_its_options() {
             "batch",
             "imgsz",
             "device",
+            "nnodes",
+            "node-rank",
+            "master",
+            "token-file",
+            "ports",
+            "join-timeout",
+            "timeout",
             "workers",
             "threads",
             "lanes",
@@ -255,7 +263,6 @@ fn each_command_takes_its_options() {
             "comm",
             "scaling",
             "rounds",
-            "timeout",
             "json",
         ]
     );

@@ -153,6 +153,10 @@ pub trait ProcessGroup: Send + Sync {
     fn size(&self) -> usize;
     /// Name of the engine, for reports.
     fn engine(&self) -> &'static str;
+    /// Ranks among which the processor cores that this process may use are divided, this one included.
+    fn sharing(&self) -> usize {
+        self.size()
+    }
 
     /// Starts `work`.
     fn start(&self, call: Call, work: Work) -> Handle<Output>;

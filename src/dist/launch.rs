@@ -19,12 +19,19 @@ pub struct Environment {
     /// Address of the rendezvous store.
     pub store: String,
     pub token: String,
+    /// Address of the store of the process that looks after this one, where it is not `store`.
+    pub board: Option<String>,
+    /// The process that started this one.
+    pub parent: Option<u32>,
 }
 
 const RANK: &str = "YOLO_TRAIN_RANK";
 const SIZE: &str = "YOLO_TRAIN_WORLD_SIZE";
 const STORE: &str = "YOLO_TRAIN_STORE";
-const TOKEN: &str = "YOLO_TRAIN_TOKEN";
+/// The secret of a run: given by users for runs on several machines, made for others.
+pub const TOKEN: &str = "YOLO_TRAIN_TOKEN";
+const BOARD: &str = "YOLO_TRAIN_BOARD";
+const PARENT: &str = "YOLO_TRAIN_PARENT";
 
 impl Environment {
     /// Of this process; `None` where it was not started as a rank.
@@ -63,6 +70,8 @@ impl Environment {
             size,
             store: need(STORE)?,
             token: need(TOKEN)?,
+            board: get(BOARD),
+            parent: get(PARENT).and_then(|id| id.parse().ok()),
         }))
     }
 
@@ -92,7 +101,21 @@ impl Environment {
             .env(RANK, self.rank.to_string())
             .env(SIZE, self.size.to_string())
             .env(STORE, &self.store)
-            .env(TOKEN, &self.token)
+            .env(TOKEN, &self.token);
+        let own = std::process::id().to_string();
+        match self.parent {
+            Some(id) => command.env(PARENT, id.to_string()),
+            None => command.env(PARENT, own),
+        };
+        match &self.board {
+            Some(board) => command.env(BOARD, board),
+            None => command.env_remove(BOARD),
+        }
+    }
+
+    /// Where this rank says what failed.
+    pub fn board(&self) -> &str {
+        self.board.as_deref().unwrap_or(&self.store)
     }
 }
 
@@ -100,6 +123,35 @@ impl Environment {
 pub struct Rank {
     pub store: StoreClient,
     pub group: Arc<dyn ProcessGroup>,
+}
+
+/// Makes this process end when the one that started it does, however that ends. To be called early, by the thread that
+/// stays: on Linux the system does it, also to a process that hangs.
+pub fn end_with(parent: Option<u32>) {
+    let Some(parent) = parent else { return };
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::process::{Signal, set_parent_process_death_signal};
+        // Where it is refused, the rank ends when it misses the others.
+        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::process::parent_id;
+        // It may have ended before it was asked for.
+        if parent_id() != parent {
+            std::process::exit(1);
+        }
+        #[cfg(not(target_os = "linux"))]
+        std::thread::spawn(move || {
+            while parent_id() == parent {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            std::process::exit(1);
+        });
+    }
+    #[cfg(not(unix))]
+    let _ = parent;
 }
 
 /// Serves a store on the loopback interface and starts the process that `command` describes for each of `size` ranks.
@@ -120,6 +172,8 @@ pub fn start(
             size,
             store: server.address().to_string(),
             token: token.clone(),
+            board: None,
+            parent: None,
         };
         workers.spawn(command(rank), &environment)?;
     }
@@ -177,6 +231,14 @@ impl Workers {
             }
             #[cfg(not(unix))]
             let _ = child;
+        }
+    }
+
+    /// Kills those that still run.
+    pub fn kill_all(&mut self) {
+        for (_, child) in &mut self.children {
+            // One that has just ended cannot be killed, and need not.
+            let _ = child.kill();
         }
     }
 

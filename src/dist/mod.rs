@@ -39,7 +39,9 @@ mod group;
 mod handle;
 mod handshake;
 pub mod launch;
+pub mod launcher;
 mod log;
+pub mod master;
 mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;

@@ -98,6 +98,21 @@ impl StoreServer {
     pub fn token(&self) -> &str {
         &self.token
     }
+
+    /// Sets a value, as a client does.
+    pub fn set(&self, key: &str, value: &[u8]) {
+        lock(&self.table.values).insert(key.to_owned(), value.to_vec());
+        self.table.changed.notify_all();
+    }
+
+    /// Keys that begin with `prefix`, sorted, with their values.
+    pub fn values(&self, prefix: &str) -> Vec<(String, Vec<u8>)> {
+        lock(&self.table.values)
+            .range(prefix.to_owned()..)
+            .take_while(|(key, _)| key.starts_with(prefix))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    }
 }
 
 impl Drop for StoreServer {
@@ -233,6 +248,8 @@ pub struct StoreClient {
     address: String,
     stream: Mutex<TcpStream>,
     local: IpAddr,
+    /// How long an answer may take that the server has at hand.
+    answer: Duration,
 }
 
 impl StoreClient {
@@ -251,7 +268,7 @@ impl StoreClient {
                 Ok(Some(client)) => return Ok(client),
                 Ok(None) => {
                     return Err(error(
-                        "the token is not the one of this run; is YOLO_TRAIN_TOKEN the same on all ranks?"
+                        "the token is not the one of this run; are YOLO_TRAIN_TOKEN or --token-file the same on all ranks?"
                             .into(),
                     ));
                 }
@@ -271,18 +288,31 @@ impl StoreClient {
                     stream.set_write_timeout(Some(ANSWER))?;
                     let greeting = Fields::default().with(GREETING).with(token.as_bytes());
                     frame::write(&stream, &greeting.0)?;
-                    let answer = frame::read(&stream, 1, Instant::now() + GREETING_TIME)?;
+                    let patience = end.min(Instant::now() + GREETING_TIME);
+                    let patience = patience.max(Instant::now() + Duration::from_millis(100));
+                    let answer = frame::read(&stream, 1, patience)?;
                     let local = stream.local_addr()?.ip();
                     return Ok((answer == [FOUND]).then(|| StoreClient {
                         address: address.into(),
                         stream: Mutex::new(stream),
                         local,
+                        answer: ANSWER,
                     }));
                 }
                 Err(e) => last = e,
             }
         }
         Err(last)
+    }
+
+    /// For values that are not worth waiting for: an answer that takes longer is an error, after which the connection is
+    /// of no use.
+    #[must_use]
+    pub fn answers_within(mut self, patience: Duration) -> Self {
+        self.answer = patience;
+        // A socket that is open takes it.
+        let _ = lock(&self.stream).set_write_timeout(Some(patience));
+        self
     }
 
     /// This side's address on the way to the store.
@@ -306,7 +336,7 @@ impl StoreClient {
         }
         let stream = lock(&self.stream);
         frame::write(&stream, &message).map_err(|e| self.error(e))?;
-        let mut answer = frame::read(&stream, MESSAGE + 1, Instant::now() + time + ANSWER)
+        let mut answer = frame::read(&stream, MESSAGE + 1, Instant::now() + time + self.answer)
             .map_err(|e| self.error(format!("no answer: {e}; did the first process end?")))?;
         match answer.first() {
             Some(&FOUND) => Ok(Some(answer.split_off(1))),

@@ -142,19 +142,34 @@ fn rest(
     })
 }
 
+/// Options that each machine may have its own of: they do not change the result. (What is in the data set is compared,
+/// wherever it is.)
+const OF_A_MACHINE: [&str; 13] = [
+    "cfg",
+    "data",
+    "device",
+    "join-timeout",
+    "master",
+    "nnodes",
+    "node-rank",
+    "ports",
+    "project",
+    "threads",
+    "timeout",
+    "token-file",
+    "workers",
+];
+
 /// What must be the same on all ranks before the first step.
 fn fields(settings: &Settings, p: &Prepared) -> Vec<(&'static str, String)> {
-    let mut common = settings.clone();
-    // these do not change the result
-    (common.threads, common.workers) = (None, None);
     let mut fields = vec![
         ("version", env!("CARGO_PKG_VERSION").into()),
         ("instruction set", ops::isa().name().into()),
         ("lanes", p.lanes.to_string()),
     ];
     // one by one, so that the message names the option
-    for spec in OPTIONS {
-        let text = common.text_of(spec).unwrap_or_else(|| "not set".into());
+    for spec in OPTIONS.iter().filter(|s| !OF_A_MACHINE.contains(&s.name)) {
+        let text = settings.text_of(spec).unwrap_or_else(|| "not set".into());
         fields.push((spec.name, text));
     }
     let layout = format!("{:?}", p.start.network.layout);

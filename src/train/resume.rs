@@ -11,11 +11,17 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 14] = [
+const MAY_CHANGE: [&str; 20] = [
     "epochs",
     "workers",
     "threads",
     "device",
+    "nnodes",
+    "node-rank",
+    "master",
+    "ports",
+    "token-file",
+    "join-timeout",
     "bucket-mb",
     "patience",
     "save-period",

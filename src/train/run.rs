@@ -62,7 +62,7 @@ pub fn run(
     };
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
     group.set_deadline(Duration::from_secs_f64(settings.timeout));
-    let pool = compute_pool(&settings, group.size())?;
+    let pool = compute_pool(&settings, group.sharing())?;
     let work = || {
         let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
         let folder = run.folder.clone();
@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
                 count: g.size(),
                 lanes,
             },
-            ..loader_config(&settings, plan.mosaic_off_from, g.size())
+            ..loader_config(&settings, plan.mosaic_off_from, g.sharing())
         };
         let loader = Loader::new(train.clone(), config.clone())?;
         let val = match val {
@@ -426,7 +426,7 @@ impl<'a> Run<'a> {
                 s.bucket_mb
             ));
         }
-        let cores = cores_of_rank(ranks);
+        let cores = cores_of_rank(self.group.sharing());
         self.console.note(format!(
             "device cpu ({}), {} threads, {} workers{}, {lanes} lanes, seed {}; {} epochs into {}",
             ops::isa().name(),

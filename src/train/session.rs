@@ -26,7 +26,7 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Processor cores for one of `ranks` ranks that share a machine.
+/// Processor cores for one of `ranks` ranks that share them ([`crate::dist::ProcessGroup::sharing`]).
 #[must_use]
 pub fn cores_of_rank(ranks: usize) -> usize {
     (cores() / ranks.max(1)).max(1)

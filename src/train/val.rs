@@ -16,7 +16,6 @@ use burn::tensor::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 /// Validates `--weights` on a split of `--data`, as one rank of `group`. The result is the run's folder, of rank 0.
 ///
@@ -31,9 +30,8 @@ pub fn val(
     let silent = Console::silent();
     let group = &**group;
     let (rank, ranks) = (group.rank(), group.size());
-    group.set_deadline(Duration::from_secs_f64(settings.timeout));
     let console = if leads(group) { console } else { &silent };
-    let pool = compute_pool(settings, ranks)?;
+    let pool = compute_pool(settings, group.sharing())?;
     let work = || {
         let file = || -> Result<_, TrainError> {
             let path = Path::new(&settings.weights);
@@ -71,7 +69,7 @@ pub fn val(
                     found,
                 });
             }
-            let config = session::loader_config(settings, 0, ranks);
+            let config = session::loader_config(settings, 0, group.sharing());
             let loader = Loader::new(split.clone(), config)?;
             let folder = leads(group).then(|| data.create_folder()).transpose()?;
             Ok((state, split, loader, folder.unwrap_or_default()))

@@ -473,6 +473,10 @@ impl ProcessGroup for MeshGroup {
         self.mesh.engine
     }
 
+    fn sharing(&self) -> usize {
+        self.mesh.shared.sharing()
+    }
+
     fn start(&self, call: Call, work: Work) -> Handle<Output> {
         let prepared = match self.prepare(&call.name, work) {
             Ok(prepared) => prepared,

@@ -117,6 +117,8 @@ pub(crate) struct Shared {
     sights: Vec<Mutex<Sight>>,
     /// Of each world rank.
     gone: Vec<Mutex<Option<(Gone, Instant)>>>,
+    /// Ranks with this one's processor cores.
+    sharing: usize,
 }
 
 impl Shared {
@@ -130,6 +132,7 @@ impl Shared {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             gone: (0..size).map(|_| Mutex::new(None)).collect(),
+            sharing: size,
         }
     }
 
@@ -224,6 +227,15 @@ impl Shared {
         } else {
             format!("rank {rank} is at {place:?} of step {step} for {since:.1} s{last}")
         })
+    }
+
+    pub(crate) fn with_sharing(mut self, ranks: usize) -> Self {
+        self.sharing = ranks;
+        self
+    }
+
+    pub(crate) fn sharing(&self) -> usize {
+        self.sharing
     }
 
     /// The first error, cheap while there is none.

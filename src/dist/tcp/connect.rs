@@ -4,7 +4,7 @@
 //! for each channel and one for control. A connection begins with a greeting that carries the run's token; others are
 //! turned away. Two ranks on one machine then share memory.
 
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -65,6 +65,8 @@ pub struct TcpOptions {
     /// Distinguishes groups that meet at one store.
     pub group: String,
     pub transport: Transport,
+    /// Where this rank listens, first and last; any port that is free otherwise.
+    pub ports: Option<(u16, u16)>,
     /// For all ranks to come together.
     pub rendezvous: Duration,
     /// Of collectives that have none of their own.
@@ -82,6 +84,7 @@ impl TcpOptions {
             token: token.into(),
             group: "ranks".into(),
             transport: Transport::Auto,
+            ports: None,
             rendezvous: Duration::from_secs(300),
             deadline: Duration::from_secs(60),
             patience: Duration::from_secs(60),
@@ -98,6 +101,36 @@ fn machine() -> String {
         read("/proc/sys/kernel/random/boot_id").trim(),
         namespace.display()
     )
+}
+
+/// Which processor cores a process may use: ranks with the same text share them.
+fn cores() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status
+        .lines()
+        .find(|line| line.starts_with("Cpus_allowed:"))
+        .unwrap_or_default();
+    format!("{} {allowed}", machine())
+}
+
+/// Listens on the address that leads to the store.
+fn listen(ip: IpAddr, ports: Option<(u16, u16)>) -> Result<TcpListener, DistError> {
+    let (first, last) = ports.unwrap_or((0, 0));
+    let mut error = None;
+    for port in first..=last {
+        match TcpListener::bind((ip, port)) {
+            Ok(listener) => return Ok(listener),
+            Err(e) => error = Some(e),
+        }
+    }
+    let what = match ports {
+        None => format!("listen on {ip}"),
+        Some((first, last)) => format!("listen on {ip} at any port from {first} to {last}"),
+    };
+    Err(match error {
+        Some(e) => DistError::system(what, e),
+        None => DistError::system(what, "there is none"),
+    })
 }
 
 /// What the two sides of a connection tell each other.
@@ -173,8 +206,7 @@ pub fn join(store: &StoreClient, options: &TcpOptions) -> Result<Arc<dyn Process
         machine,
     };
     let ip = store.local_ip();
-    let listener =
-        TcpListener::bind((ip, 0)).map_err(|e| DistError::system(format!("listen on {ip}"), e))?;
+    let listener = listen(ip, options.ports)?;
     let address = listener
         .local_addr()
         .map_err(|e| DistError::system("listen", e))?;
@@ -186,6 +218,10 @@ pub fn join(store: &StoreClient, options: &TcpOptions) -> Result<Arc<dyn Process
         address.to_string().as_bytes(),
         left(),
     )?;
+    let cores = cores();
+    let meeting = format!("{}/cores", options.group);
+    let all = store.meet(&meeting, rank, size, cores.as_bytes(), left())?;
+    let sharing = all.iter().filter(|c| **c == cores.as_bytes()).count();
 
     let accepting = Accepting::start(listener, address, own.clone(), options);
     let mut peers: Vec<Peer> = (0..size).map(|_| Peer::default()).collect();
@@ -203,7 +239,7 @@ pub fn join(store: &StoreClient, options: &TcpOptions) -> Result<Arc<dyn Process
     }
     accepting.collect(&mut peers, rank, end)?;
 
-    let shared = Arc::new(Shared::new(size));
+    let shared = Arc::new(Shared::new(size).with_sharing(sharing));
     let mut links: [Vec<Option<Box<dyn Link>>>; 2] = [
         (0..size).map(|_| None).collect(),
         (0..size).map(|_| None).collect(),
