@@ -9,7 +9,12 @@ use crate::train::{self, TrainError};
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     ranks::each(settings, |group, interrupted| {
         group.exit_when_stuck();
-        ended(train::run(settings, group, interrupted, &Console::new()))
+        let console = Console::new();
+        match train::run(settings, group, interrupted, &console, &ranks::began) {
+            // the one before failed in its last moments
+            Err(TrainError::Finished { .. }) if train::restarts() > 0 => Ok(Outcome::Finished),
+            end => ended(end),
+        }
     })
 }
 

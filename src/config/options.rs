@@ -244,6 +244,8 @@ options! {
             "Name of this run's folder; a run never overwrites another one";
         "json-log" json_log: bool = Is("false"), Kind::Flag, TRAIN,
             "Write a line of JSON for every event into events.jsonl in the run's folder";
+        "max-restarts" max_restarts: usize = Is("0"), from(0), TRAIN,
+            "With several ranks: start all of them again after a failure, from the last checkpoint, up to so many times";
         "run" run: String = Unset("none; it must be given"), Kind::Text("RUN"), STATUS,
             "Run to show: its folder, or its name in the project (`yolo-train status RUN`)";
         "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), DETECT,

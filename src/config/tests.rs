@@ -184,7 +184,7 @@ fn defaults_are_those_of_the_specification() {
         freeze null; class_weights null; plots true; \
         source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
         show_conf true; line_width null; \
-        json_log false; run null";
+        json_log false; max_restarts 0; run null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {

@@ -1,7 +1,7 @@
 //! Faults on purpose: a hook for tests of what happens when a rank fails, and nothing else. The environment variable
 //! `YOLO_TRAIN_FAULT` names one, for example `rank:1,step:3,place:forward,kind:hang`; it happens once, the first time that
-//! the rank comes to the place with so many optimizer steps done, or more. Without the variable a place costs one look at a
-//! static.
+//! the rank comes to the place with so many optimizer steps done, or more; with `restart:1` in it after the first restart
+//! (`--max-restarts`), otherwise before any. Without the variable a place costs one look at a static.
 
 use super::error::TrainError;
 use crate::dist::{DistError, ProcessGroup};
@@ -61,14 +61,18 @@ struct Fault {
     step: u64,
     place: Place,
     kind: Kind,
+    /// How often the ranks were started again before.
+    restart: u64,
 }
 
 impl Fault {
     fn read(text: &str) -> Option<Self> {
         let (mut rank, mut step, mut place, mut kind) = (None, 0, None, None);
+        let mut restart = 0;
         for part in text.split(',') {
             match part.split_once(':')? {
                 ("rank", value) => rank = Some(value.parse().ok()?),
+                ("restart", value) => restart = value.parse().ok()?,
                 ("step", value) => step = value.parse().ok()?,
                 ("place", value) => place = Some(Place::read(value)?),
                 ("kind", value) => kind = Some(Kind::read(value)?),
@@ -80,6 +84,7 @@ impl Fault {
             step,
             place: place?,
             kind: kind?,
+            restart,
         })
     }
 }
@@ -108,6 +113,7 @@ pub(crate) fn at(group: &dyn ProcessGroup, place: Place) -> Result<(), TrainErro
     static DONE: AtomicBool = AtomicBool::new(false);
     if (fault.rank, fault.place) != (group.rank(), place)
         || step < fault.step
+        || super::watch::restarts() != fault.restart
         || DONE.swap(true, Ordering::Relaxed)
     {
         return Ok(());
@@ -179,6 +185,7 @@ mod tests {
             step: 3,
             place: Place::AllReduce,
             kind: Kind::Hang,
+            restart: 0,
         };
         assert_eq!(
             Fault::read("rank:1,step:3,place:all-reduce,kind:hang"),

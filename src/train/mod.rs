@@ -33,3 +33,4 @@ pub use error::TrainError;
 pub use run::run;
 pub use session::{compute_pool, cores};
 pub use val::val;
+pub use watch::{RESTARTS, restarts};

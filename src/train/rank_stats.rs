@@ -48,7 +48,7 @@ impl RankStats {
         for name in FIGURES {
             let _ = write!(head, ",{name}_min,{name}_median,{name}_max");
         }
-        head += ",slow_ranks\n";
+        head += ",slow_ranks,restarts\n";
         let before = std::fs::read_to_string(&path).unwrap_or_default();
         let text = if before.starts_with(&head) {
             before
@@ -101,7 +101,8 @@ impl RankStats {
             shown.push(format!("{name} {min:.2}/{median:.2}/{max:.2}"));
         }
         let names: Vec<String> = slow.iter().map(|(rank, _)| rank.to_string()).collect();
-        let _ = writeln!(self.text, ",{}", names.join(" "));
+        let restarts = super::watch::restarts();
+        let _ = writeln!(self.text, ",{},{restarts}", names.join(" "));
         console.note(format!(
             "  {} ranks, {STEPS} steps, least/median/most: {}",
             all.len(),
@@ -172,5 +173,6 @@ mod tests {
         assert_eq!(row[at("compute_s_max")], "2.0000");
         assert_eq!(row[at("data_s_max")], "0.2500");
         assert_eq!(row[at("slow_ranks")], "1");
+        assert_eq!(row[at("restarts")], "0");
     }
 }

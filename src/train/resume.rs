@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 20] = [
+const MAY_CHANGE: [&str; 21] = [
     "epochs",
     "workers",
     "threads",
@@ -30,6 +30,7 @@ const MAY_CHANGE: [&str; 20] = [
     "time",
     "plots",
     "timeout",
+    "max-restarts",
     "json-log",
     "resume",
 ];

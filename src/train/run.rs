@@ -37,13 +37,13 @@ use crate::report::events::EventLog;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Trains as `settings` say, or goes on with the run of `--resume`, as one rank of `group`; every rank calls it. Rank 0
-/// writes and prints. The result is the run's folder.
+/// writes and prints. The result is the run's folder, which `began` gets on rank 0 before the first batch.
 ///
 /// # Errors
 /// [`TrainError`], on every rank where one fails. `Interrupted` and unreadable images leave a checkpoint of the very
@@ -53,6 +53,7 @@ pub fn run(
     group: &Arc<dyn ProcessGroup>,
     interrupted: &AtomicBool,
     console: &Console,
+    began: &(dyn Fn(&Path) + Sync),
 ) -> Result<PathBuf, TrainError> {
     let silent = Console::silent();
     let console = if leads(&**group) { console } else { &silent };
@@ -66,6 +67,9 @@ pub fn run(
     let work = || {
         let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
         let folder = run.folder.clone();
+        if leads(&**group) {
+            began(&folder);
+        }
         let end = run.train();
         let drawn = match leads(&**group) {
             true => plots::draw_results(&settings, &folder, console),
@@ -239,6 +243,7 @@ impl<'a> Run<'a> {
                 "model": run.metadata.model,
                 "data": run.settings.data,
                 "ranks": g.size(),
+                "restarts": watch::restarts(),
                 "lanes": lanes,
                 "batch": run.settings.batch,
                 "epochs": run.epochs(),

@@ -11,6 +11,15 @@ use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 
+/// Environment variable: how often the ranks of this run were started again (`--max-restarts`).
+pub const RESTARTS: &str = "YOLO_TRAIN_RESTARTS";
+
+/// How often that was.
+#[must_use]
+pub fn restarts() -> u64 {
+    std::env::var(RESTARTS).map_or(0, |n| n.parse().unwrap_or(0))
+}
+
 /// Does `work`. A panic in it is a defect of the program, which the other ranks are told of at once; then it goes on.
 pub(super) fn panics<T>(group: &dyn ProcessGroup, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {

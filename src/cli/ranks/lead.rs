@@ -10,6 +10,7 @@ use anyhow::Context;
 use super::board::{self, Kind, Report};
 use super::others::{Others, left};
 use super::place::{self, Nodes};
+use super::restart::Restarts;
 use super::{GLANCE, GRACE, RanksError};
 use crate::cli::interrupt;
 use crate::cli::outcome::{FAILED, INTERRUPTED, Outcome};
@@ -37,34 +38,20 @@ struct Run {
 }
 
 pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome> {
-    let run = match &nodes.master {
+    let mut run = match &nodes.master {
         Some(master) if nodes.count > 1 => meet(nodes, master, settings)?,
-        _ => {
-            let board = StoreServer::bind([127, 0, 0, 1], 0, &random_token()?)?;
-            Run {
-                first: 0,
-                size: nodes.devices,
-                store: board.address().to_string(),
-                board: Arc::new(board),
-                others: None,
-            }
-        }
+        _ => by_itself(nodes)?,
     };
     // Only now: before, a signal ends this process at once, and there is no other one yet.
     let interrupted = interrupt::listen()?;
-    let workers = start(&run, nodes.devices)?;
-    let supervisor = Supervisor {
-        workers,
-        board: &run.board,
-        interrupted: &interrupted,
-        several_machines: nodes.count > 1,
-        asked: false,
-        terminated: false,
-        killed: false,
-        stopped: false,
-        failed: None,
+    let mut restarts = Restarts::new(settings.max_restarts);
+    let end = loop {
+        let end = supervise(&run, nodes, &interrupted, &restarts);
+        if !restarts.again(&run.board, &end, &interrupted) {
+            break end;
+        }
+        run = by_itself(nodes)?;
     };
-    let end = supervisor.run();
     match run.others {
         Some(others) => others.end(),
         // the others read from this store what has failed
@@ -78,6 +65,40 @@ pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome
         None => {}
     }
     end
+}
+
+/// The ranks of one machine.
+fn by_itself(nodes: &Nodes) -> anyhow::Result<Run> {
+    let board = StoreServer::bind([127, 0, 0, 1], 0, &random_token()?)?;
+    Ok(Run {
+        first: 0,
+        size: nodes.devices,
+        store: board.address().to_string(),
+        board: Arc::new(board),
+        others: None,
+    })
+}
+
+/// Starts this machine's ranks and looks after them until they have ended.
+fn supervise(
+    run: &Run,
+    nodes: &Nodes,
+    interrupted: &AtomicBool,
+    restarts: &Restarts,
+) -> anyhow::Result<Outcome> {
+    let workers = start(run, nodes.devices, restarts)?;
+    let supervisor = Supervisor {
+        workers,
+        board: &run.board,
+        interrupted,
+        several_machines: nodes.count > 1,
+        asked: false,
+        terminated: false,
+        killed: false,
+        stopped: false,
+        failed: None,
+    };
+    supervisor.run()
 }
 
 /// Comes together with the first processes of the other machines.
@@ -184,12 +205,13 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn start(run: &Run, devices: usize) -> anyhow::Result<Workers> {
+fn start(run: &Run, devices: usize, restarts: &Restarts) -> anyhow::Result<Workers> {
     let program = std::env::current_exe().context("finding the program to start ranks with")?;
     let mut workers = Workers::new();
     for rank in run.first..run.first + devices {
         let mut command = Process::new(&program);
         command.args(std::env::args_os().skip(1));
+        restarts.apply(&mut command);
         command.stdin(Stdio::null());
         #[cfg(unix)]
         {
