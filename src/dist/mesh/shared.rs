@@ -12,8 +12,8 @@ use crate::pulse::Pulse;
 /// Signs of life come more often than this.
 const SILENCE: Duration = Duration::from_millis(1500);
 
-/// For a rank to notice that the run of the others is over.
-const LINGER: Duration = Duration::from_secs(10);
+/// For a rank to notice that the run of the others is over; a process that looks after it ends it before.
+const LINGER: Duration = Duration::from_secs(20);
 
 /// How another rank ended.
 #[derive(Debug, Clone, PartialEq)]
