@@ -8,6 +8,7 @@ use crate::train::{self, Attempt, TrainError};
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     ranks::each(settings, |group, interrupted| {
+        group.exit_when_stuck();
         let again = ranks::again()?;
         let mut settings = settings.clone();
         if let Some(run) = again.as_ref().and_then(|a| a.run.clone()) {
@@ -18,13 +19,12 @@ pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
             fault: again.map(|a| a.fault).unwrap_or_default(),
             began: &|folder| ranks::tell_run(folder),
         };
-        ended(train::run(
-            &settings,
-            group,
-            interrupted,
-            &Console::new(),
-            &attempt,
-        ))
+        let console = Console::new();
+        match train::run(&settings, group, interrupted, &console, &attempt) {
+            // the attempt before failed in its last moments
+            Err(TrainError::Finished { .. }) if attempt.restarts > 0 => Ok(Outcome::Finished),
+            end => ended(end),
+        }
     })
 }
 

@@ -40,6 +40,13 @@ pub struct Again {
 }
 
 const RESTARTS: &str = "YOLO_TRAIN_RESTARTS";
+
+/// How often the ranks of this run were started again.
+#[must_use]
+pub fn restarts() -> usize {
+    std::env::var(RESTARTS).map_or(0, |n| n.parse().unwrap_or(0))
+}
+
 const FAULT: &str = "YOLO_TRAIN_LAST_FAULT";
 const RUN: &str = "YOLO_TRAIN_RUN";
 

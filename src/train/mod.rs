@@ -8,6 +8,7 @@ mod class_weights;
 mod ema;
 pub mod engine;
 mod error;
+mod fault;
 pub mod flat;
 pub mod gradients;
 mod muon;
@@ -22,8 +23,10 @@ pub mod scaling;
 pub mod schedule;
 mod session;
 mod start;
+pub mod status;
 mod together;
 mod val;
+mod watch;
 
 pub use checkpoints::newest_path as newest_checkpoint;
 pub use class_weights::ClassWeightsError;

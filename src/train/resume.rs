@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 20] = [
+const MAY_CHANGE: [&str; 22] = [
     "epochs",
     "workers",
     "threads",
@@ -23,7 +23,6 @@ const MAY_CHANGE: [&str; 20] = [
     "token-file",
     "join-timeout",
     "bucket-mb",
-    "max-restarts",
     "elastic",
     "patience",
     "save-period",
@@ -31,6 +30,9 @@ const MAY_CHANGE: [&str; 20] = [
     "keep-checkpoints",
     "time",
     "plots",
+    "timeout",
+    "max-restarts",
+    "json-log",
     "resume",
 ];
 /// Options that say where the run is.

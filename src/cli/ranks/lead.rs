@@ -38,9 +38,6 @@ struct Run {
 }
 
 pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome> {
-    if nodes.count > 1 && settings.max_restarts > 0 {
-        return Err(RanksError::RestartsOfOneMachine.into());
-    }
     let mut attempts = Attempts::new(settings, nodes.devices);
     let mut interrupted = None;
     loop {

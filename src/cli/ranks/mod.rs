@@ -78,6 +78,10 @@ pub enum RanksError {
         other: usize,
         theirs: String,
     },
+    #[error(
+        "--max-restarts is for several ranks of one machine that yolo-train starts itself (--device cpu,cpu); start other runs again with --resume"
+    )]
+    NoRestarts,
     #[error("--nnodes {nodes} needs {option}")]
     NeedsOption { nodes: usize, option: &'static str },
     #[error("there is no node {node} among {nodes}: --node-rank goes from 0 to {}", nodes - 1)]
@@ -225,7 +229,16 @@ pub fn run(
     settings: &Settings,
     work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
-    match Place::of(settings)? {
+    let place = Place::of(settings)?;
+    let restarts = match &place {
+        Place::Lead(nodes) => nodes.count == 1,
+        Place::Worker(_) => true,
+        Place::Alone | Place::Launched(_) => false,
+    };
+    if settings.max_restarts > 0 && !restarts {
+        return Err(RanksError::NoRestarts.into());
+    }
+    match place {
         Place::Alone => alone(work),
         Place::Lead(nodes) => lead::lead(&nodes, settings),
         Place::Launched(launched) if launched.size == 1 => alone(work),

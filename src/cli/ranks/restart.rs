@@ -53,9 +53,9 @@ impl Attempts {
         let run = board.values(RUN).into_iter().next();
         let run = run.and_then(|(_, path)| String::from_utf8(path).ok());
         let checkpoint = run.as_deref().and_then(|r| newest_checkpoint(Path::new(r)));
-        let from = match &checkpoint {
-            Some(path) => format!("from {}", path.display()),
-            None => "from the beginning".into(),
+        let from = match (&checkpoint, &run) {
+            (Some(_), Some(run)) => format!("from the last checkpoint of {run}"),
+            _ => "from the beginning".into(),
         };
         let failed = (*rank, checkpoint.clone());
         let mut fewer = String::new();
@@ -78,7 +78,7 @@ impl Attempts {
             run: checkpoint.and(run),
         });
         Some(format!(
-            "rank {rank}: {text}; restart {restarts} of {}{fewer}, {from}",
+            "rank {rank}: {text}; all ranks start again {from}{fewer} (restart {restarts} of {})",
             restarts + self.left
         ))
     }
@@ -117,7 +117,9 @@ mod tests {
         };
         let (line, ranks, again) = next(1).unwrap();
         assert!(
-            line.contains("rank 1: gone; restart 1 of 5, from the beginning"),
+            line.contains(
+                "rank 1: gone; all ranks start again from the beginning (restart 1 of 5)"
+            ),
             "{line}"
         );
         assert_eq!((ranks, again.run), (3, None));
