@@ -6,9 +6,9 @@
 //! └── rank 1
 //! ```
 //!
-//! The first process starts this very command line once for each rank and waits ([`lead`]); with `--nnodes` one such
+//! The first process starts this very command line once for each rank and waits (`lead`); with `--nnodes` one such
 //! process on every machine. A process that was started so, or by torchrun, srun or mpirun, finds out by its environment
-//! ([`place`]) and joins the others. What fails is written on a [`board`] and said once.
+//! (`place`) and joins the others. What fails is written on a `board` and said once.
 
 mod board;
 mod lead;
@@ -122,10 +122,6 @@ pub enum RanksError {
         "node {node} needs the token of the run, which node 0 prints: export YOLO_TRAIN_TOKEN=… or give --token-file"
     )]
     NoNodeToken { node: usize },
-    #[error(
-        "--max-restarts is for the ranks of one machine; with --nnodes start the run again with --resume"
-    )]
-    RestartsOfOneMachine,
     #[error("the token {from} {reason}; take for example the output of: openssl rand -hex 16")]
     BadToken { from: String, reason: String },
 }
