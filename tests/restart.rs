@@ -176,8 +176,11 @@ fn a_run_whose_ranks_are_killed_again_and_again_ends_with_the_same_bytes() {
         "{done} kills, {} restarts",
         said.matches("(restart ").count()
     );
+    // one that was killed before its first checkpoint began again in a folder of its own
+    let last = said.rsplit("results in runs/detect/").next();
+    let name = last.and_then(|l| l.split_whitespace().next()).unwrap();
     assert!(
-        results(t.path(), "killed-soak") == results(t.path(), "calm-soak"),
+        results(t.path(), name) == results(t.path(), "calm-soak"),
         "another result; {said}"
     );
     assert!(ranks("killed-soak", first.id()).is_empty());
