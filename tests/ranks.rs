@@ -403,7 +403,12 @@ fn machines_with_different_numbers_of_devices_are_one_run() {
         &[&words[..], &["--device", "cpu,cpu"]].concat(),
     );
     let first = { first }.spawn().unwrap();
-    let second = node("", 1, &master, &words).spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, format!("{SECRET}\n")).unwrap();
+    let words = [&words[..], &["--token-file", path.to_str().unwrap()]].concat();
+    let mut second = node("", 1, &master, &words);
+    let second = second.env_remove(TOKEN).spawn().unwrap();
     let [first, second] = [first, second].map(|child| ended(child, LIMIT));
     assert!(
         first.status.success() && second.status.success(),
@@ -511,6 +516,38 @@ fn a_machine_that_does_not_come_is_named() {
     let output = ended(node("", 1, &master, &words).spawn().unwrap(), LIMIT);
     assert!(err(&output).contains(&master), "{}", err(&output));
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn machines_that_are_numbered_wrongly_say_so() {
+    let master = master();
+    let words = ["bench", "--comm=1024", "--join-timeout", "5"];
+    let first = node("", 0, &master, &words).spawn().unwrap();
+    let number = |count, number| {
+        let place = [
+            "--nnodes",
+            count,
+            "--node-rank",
+            number,
+            "--master",
+            &master,
+        ];
+        let mut command = program("", &[&words[..], &place].concat());
+        command.env(TOKEN, SECRET);
+        ended(command.spawn().unwrap(), LIMIT)
+    };
+    let other = number("3", "1");
+    assert_eq!(
+        err(&other),
+        "yolo-train: error: node 1 has --nnodes 3, node 0 has --nnodes 2; all machines take the same\n"
+    );
+    let again = number("2", "1");
+    assert_eq!(
+        err(&again),
+        "yolo-train: error: another process is node 1 of this run already; every machine has a --node-rank of its own\n"
+    );
+    assert_eq!(again.status.code(), Some(1));
+    assert!(err(&ended(first, LIMIT)).contains("node 1 did not come"));
 }
 
 #[test]
