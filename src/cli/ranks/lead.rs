@@ -100,9 +100,9 @@ fn meet(nodes: &Nodes, master: &Master, settings: &Settings) -> anyhow::Result<R
         (board, master.to_string())
     };
     let store = StoreClient::connect(&address, board.token(), after)?;
-    if store.add(&format!("node/{node}"), 1)? > 1 {
-        return Err(RanksError::SameNode { node }.into());
-    }
+    // the last one that comes is the node: an earlier one may have ended, and been started again
+    let (claim, own_claim) = (format!("claim/{node}"), random_token()?);
+    store.set(&claim, own_claim.as_bytes())?;
     let own = format!("{count} {}", nodes.devices);
     // before one waits for nodes that do not exist
     if node > 0
@@ -124,6 +124,10 @@ fn meet(nodes: &Nodes, master: &Master, settings: &Settings) -> anyhow::Result<R
             }
             e => e.into(),
         })?;
+    let claimed = store.get(&claim)?.as_deref() == Some(own_claim.as_bytes());
+    if !claimed || store.add(&format!("started/{node}"), 1)? > 1 {
+        return Err(RanksError::SameNode { node }.into());
+    }
     let mut devices = vec![];
     for (other, text) in all.iter().enumerate() {
         devices.push(same_count(nodes, other, text)?);
