@@ -10,5 +10,6 @@ pub mod loss;
 pub mod model;
 pub mod ops;
 pub mod predict;
+pub mod pulse;
 pub mod report;
 pub mod train;

@@ -21,5 +21,6 @@ fn run() -> anyhow::Result<Outcome> {
         Parsed::Run(Command::Info, settings) => cli::info::run(&settings),
         Parsed::Run(Command::Bench, settings) => cli::bench::run(&settings),
         Parsed::Run(Command::Doctor, settings) => cli::doctor::run(&settings),
+        Parsed::Run(Command::Status, settings) => cli::status::run(&settings),
     }
 }

@@ -25,7 +25,8 @@ pub enum Parsed {
 /// # Errors
 /// [`ConfigError`], each a single line.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Parsed, ConfigError> {
-    let words = with_negative_values(words.into_iter().map(without_negation));
+    let words = words.into_iter().map(without_negation);
+    let words = with_run_named(with_negative_values(words));
     let matches = match program().try_get_matches_from(&words) {
         Ok(matches) => matches,
         Err(error)
@@ -57,6 +58,17 @@ fn without_negation(word: OsString) -> OsString {
         .and_then(find)
         .filter(|spec| spec.kind == Kind::Flag);
     flag.map_or(word, |spec| format!("--{}=false", spec.name).into())
+}
+
+/// `status RUN` is `status --run RUN`.
+fn with_run_named(mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_option = |w: &OsString| w.as_encoded_bytes().starts_with(b"-");
+    if words.get(1).is_some_and(|w| w == Command::Status.name())
+        && words.get(2).is_some_and(|w| !is_option(w))
+    {
+        words.insert(2, "--run".into());
+    }
+    words
 }
 
 /// The words, with `--device -1,-1` as `--device=-1,-1`: to clap only plain negative numbers can be values that begin with a
@@ -121,6 +133,7 @@ fn program() -> clap::Command {
                 Command::Predict => "Find objects in images, and draw or write down what was found",
                 Command::Info => "Show a network's layers, parameters and operations",
                 Command::Bench => "Time training steps on this machine",
+                Command::Status => "Show what the ranks of a run do now: yolo-train status RUN",
                 Command::Doctor => "Look at this machine: what training needs and what it finds",
             };
             let subcommand = clap::Command::new(command.name()).about(about);
@@ -309,6 +322,23 @@ mod tests {
             assert_eq!(run(words), run(&format!("train {words}")));
             assert_eq!(run(words).0, Command::Train);
         }
+    }
+
+    #[test]
+    fn status_takes_its_run_as_a_word() {
+        for words in [
+            "status runs/detect/train --json",
+            "status --json --run runs/detect/train",
+        ] {
+            let (command, settings) = run(words);
+            assert_eq!(command, Command::Status);
+            assert_eq!(
+                (&settings.run[..], settings.json),
+                ("runs/detect/train", true)
+            );
+        }
+        assert_eq!(message("status"), "`yolo-train status` needs --run");
+        assert!(message("status a b").starts_with("unexpected word b"));
     }
 
     #[test]

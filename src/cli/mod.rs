@@ -10,6 +10,7 @@ pub mod interrupt;
 pub mod outcome;
 pub mod predict;
 pub mod ranks;
+pub mod status;
 pub mod train;
 pub mod val;
 

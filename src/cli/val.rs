@@ -9,6 +9,7 @@ use crate::train;
 
 pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     ranks::each(settings, |group, interrupted| {
+        group.exit_when_stuck();
         ended(train::val(settings, group, interrupted, &Console::new()))
     })
 }

@@ -14,16 +14,18 @@ pub enum Command {
     Info,
     Bench,
     Doctor,
+    Status,
 }
 
 impl Command {
-    pub const ALL: [Command; 6] = [
+    pub const ALL: [Command; 7] = [
         Command::Train,
         Command::Val,
         Command::Predict,
         Command::Info,
         Command::Bench,
         Command::Doctor,
+        Command::Status,
     ];
 
     /// The word on the command line.
@@ -35,6 +37,7 @@ impl Command {
             Command::Info => "info",
             Command::Bench => "bench",
             Command::Doctor => "doctor",
+            Command::Status => "status",
         }
     }
 }
@@ -154,7 +157,8 @@ const TRAIN_VAL: &[Command] = &[Command::Train, Command::Val];
 const BENCH: &[Command] = &[Command::Bench];
 const TRAIN_INFO_BENCH: &[Command] = &[Command::Train, Command::Info, Command::Bench];
 const TRAIN_BENCH: &[Command] = &[Command::Train, Command::Bench];
-const BENCH_DOCTOR: &[Command] = &[Command::Bench, Command::Doctor];
+const BENCH_DOCTOR_STATUS: &[Command] = &[Command::Bench, Command::Doctor, Command::Status];
+const STATUS: &[Command] = &[Command::Status];
 const TRAIN_VAL_BENCH: &[Command] = &[Command::Train, Command::Val, Command::Bench];
 const PREDICT: &[Command] = &[Command::Predict];
 const DETECT: &[Command] = &[Command::Train, Command::Val, Command::Predict];
@@ -169,6 +173,7 @@ const FOLDERS: &[Command] = &[
     Command::Val,
     Command::Predict,
     Command::Doctor,
+    Command::Status,
 ];
 const NETWORK: &[Command] = &[
     Command::Train,
@@ -237,6 +242,14 @@ options! {
             "Folder that runs are put into";
         "name" name: Option<String> = Unset("train, train-2, … (val, …, predict, …)"), Kind::Text("NAME"), DETECT,
             "Name of this run's folder; a run never overwrites another one";
+        "json-log" json_log: bool = Is("false"), Kind::Flag, TRAIN,
+            "Write a line of JSON for every event into events.jsonl in the run's folder";
+        "max-restarts" max_restarts: usize = Is("0"), from(0), TRAIN,
+            "With several ranks: start all of them again after a failure, from the last checkpoint, up to so many times";
+        "elastic" elastic: Option<usize> = Unset("a rank that fails again and again ends the run"), COUNT, TRAIN,
+            "With --max-restarts: go on with fewer ranks, at least so many, when the same one fails twice without a new checkpoint";
+        "run" run: String = Unset("none; it must be given"), Kind::Text("RUN"), STATUS,
+            "Run to show: its folder, or its name in the project (`yolo-train status RUN`)";
         "cfg" cfg: Option<String> = Unset("none"), Kind::Text("FILE"), DETECT,
             "YAML file with values of these options; the command line goes before it";
     }
@@ -279,7 +292,7 @@ options! {
             "Time training over the ranks of --device beside as many independent runs";
         "rounds" rounds: usize = Is("3"), Kind::Integer { min: 1, max: 1000 }, BENCH,
             "With --scaling: how often each way of training takes its turn";
-        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR,
+        "json" json: bool = Is("false"), Kind::Flag, BENCH_DOCTOR_STATUS,
             "Print one JSON object instead of a table";
     }
     "Data" {

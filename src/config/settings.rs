@@ -239,7 +239,10 @@ impl Settings {
         if command == Command::Predict && self.source.is_empty() {
             return missing("source");
         }
-        if !matches!(command, Command::Info | Command::Doctor) {
+        if command == Command::Status && self.run.is_empty() {
+            return missing("run");
+        }
+        if !matches!(command, Command::Info | Command::Doctor | Command::Status) {
             self.device_request()?.check_supported(&self.device)?;
         }
         Ok(())

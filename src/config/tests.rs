@@ -183,7 +183,8 @@ fn defaults_are_those_of_the_specification() {
         nc 80; lanes null; sync_bn true; bucket_mb 4.0; steps 10; comm null; scaling false; rounds 3; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
         freeze null; class_weights null; plots true; \
         source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
-        show_conf true; line_width null";
+        show_conf true; line_width null; \
+        json_log false; max_restarts 0; elastic null; run null";
     let settings = Settings::default();
     let mut rows = 0;
     for pair in expected.split(';') {
@@ -229,7 +230,9 @@ fn each_command_takes_its_options() {
     sorted.sort_unstable();
     expected.sort_unstable();
     assert_eq!(sorted, expected);
-    let mut elsewhere = vec!["nc", "steps", "comm", "scaling", "rounds", "json", "split"];
+    let mut elsewhere = vec![
+        "nc", "steps", "comm", "scaling", "rounds", "json", "split", "run",
+    ];
     elsewhere.extend(own);
     elsewhere.sort_unstable();
     let mut not_in_training = not_in_training;

@@ -12,6 +12,7 @@ use super::report::{Action, ClassCount, Finding, FindingKind, SplitReport};
 use super::source::Listed;
 use super::{DataError, ImageEntry, LabelBox, Split, Truth, coco, voc_index, yolo_index};
 use crate::config::dataset::{DatasetYaml, SplitName};
+use crate::pulse::Pulse;
 
 /// How a split is read.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +28,8 @@ pub struct IndexOptions {
     pub fraction: f64,
     /// Threads that check files; `None`: one a core.
     pub threads: Option<usize>,
+    /// Beaten with every image that was looked at.
+    pub pulse: Pulse,
 }
 
 impl Default for IndexOptions {
@@ -37,6 +40,7 @@ impl Default for IndexOptions {
             classes: None,
             fraction: 1.0,
             threads: None,
+            pulse: Pulse::new(),
         }
     }
 }
@@ -52,6 +56,7 @@ pub(crate) struct Context<'a> {
     pub part: Option<Part>,
     /// [`DatasetYaml::class_order`], unless classes are merged anyway.
     pub class_order: Option<&'a [String]>,
+    pub pulse: &'a Pulse,
 }
 
 /// A split as a reader of a format leaves it: complete but for the selection of classes and the counts.
@@ -91,6 +96,7 @@ pub fn load_split(
             _ => None,
         },
         class_order: yaml.class_order.as_deref().filter(|_| !options.single_cls),
+        pulse: &options.pulse,
     };
     let threads = options.threads.unwrap_or(0);
     let pool = rayon::ThreadPoolBuilder::new()
@@ -135,6 +141,7 @@ impl Context<'_> {
 
     /// The header of an image, and with `skip_bad` a proof that its pixels can be read.
     pub fn check_image(&self, path: &Path) -> Result<Header, DecodeError> {
+        self.pulse.beat("scanning labels");
         let header = probe(path)?;
         if self.skip_bad {
             read_rgb(path)?;

@@ -39,12 +39,14 @@ pub(crate) fn list(ranks: &[usize]) -> String {
     }
 }
 
-fn missing(absent: &[usize], slow: &[usize]) -> String {
-    match (absent, slow) {
+fn missing(absent: &[usize], slow: &[usize], whereabouts: &[String]) -> String {
+    let who = match (absent, slow) {
         ([], []) => "all ranks arrived but did not finish".into(),
         ([], slow) => format!("all ranks arrived, {} stopped sending", list(slow)),
         (absent, _) => format!("{} did not arrive", list(absent)),
-    }
+    };
+    let parts = std::iter::once(&who).chain(whereabouts);
+    parts.map(String::as_str).collect::<Vec<_>>().join("; ")
 }
 
 /// What can go wrong between ranks. All ranks are numbers within the whole group. After the first error of a
@@ -65,7 +67,7 @@ pub enum DistError {
         collective: Box<Collective>,
     },
     /// Not done within its deadline.
-    #[error("{collective} is not done after {:.1} s: {}", after.as_secs_f64(), missing(absent, slow))]
+    #[error("{collective} is not done after {:.1} s: {}", after.as_secs_f64(), missing(absent, slow, whereabouts))]
     Deadline {
         collective: Box<Collective>,
         after: Duration,
@@ -73,6 +75,8 @@ pub enum DistError {
         absent: Vec<usize>,
         /// Ranks that have begun it, from which values are outstanding.
         slow: Vec<usize>,
+        /// What these ranks were last known to do, in words.
+        whereabouts: Vec<String>,
     },
     /// Ranks called different collectives.
     #[error(

@@ -9,6 +9,7 @@ use super::buffer::{Buffer, DType, ReduceOp};
 use super::error::DistError;
 use super::handle::{Handle, Output};
 use super::log::Entry;
+use crate::pulse::Pulse;
 
 /// Collectives of one channel run one after the other, in the order of the calls; the two channels are independent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,12 +34,16 @@ impl fmt::Display for Channel {
     }
 }
 
+/// Long work where nobody knows whether it goes on.
+const LONG_WORK: Duration = Duration::from_secs(3600);
+
 /// How a collective is called: its label (compared between ranks, named in errors), channel and deadline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     pub name: Cow<'static, str>,
     pub channel: Channel,
-    /// From its beginning, which is when all earlier ones of the channel are over; `None`: the group's.
+    /// For others to arrive, and for values to move after that; `None`: the group's. It counts from the beginning, which
+    /// is when all earlier ones of the channel are over, and for a rank that beats from its last beat.
     pub deadline: Option<Duration>,
 }
 
@@ -57,6 +62,15 @@ impl Call {
         Call {
             channel: Channel::Latency,
             ..Call::bulk(name)
+        }
+    }
+
+    /// After work whose length differs much between ranks (reading data sets, validating, writing). Ranks that beat
+    /// ([`ProcessGroup::beat`]) are waited for; an engine that carries no beats gets long patience.
+    pub fn after_long_work(self, group: &dyn ProcessGroup) -> Self {
+        match group.carries_beats() {
+            true => self,
+            false => self.within(LONG_WORK),
         }
     }
 
@@ -172,6 +186,27 @@ pub trait ProcessGroup: Send + Sync {
 
     /// Ends the group on all ranks: collectives that are under way fail with [`DistError::Aborted`].
     fn abort(&self, reason: &str);
+
+    /// From now on collectives without a deadline of their own have this one. All ranks call it with the same value.
+    fn set_deadline(&self, _deadline: Duration) {}
+
+    /// From now on this process ends, with exit code 1, where the other ranks have ended the run and this rank neither
+    /// notices nor beats for long: where nobody watches over it, it would hang for ever. For programs, not for libraries.
+    fn exit_when_stuck(&self) {}
+
+    /// What this rank beats as it gets on; see [`ProcessGroup::beat`].
+    fn pulse(&self) -> Pulse;
+
+    /// Work of this rank goes on at `place`, a few words such as "scanning labels". Ranks that wait for it in a collective
+    /// go on waiting as long as beats come within the collective's deadline.
+    fn beat(&self, place: &'static str) {
+        self.pulse().beat(place);
+    }
+
+    /// Whether other ranks hear of beats.
+    fn carries_beats(&self) -> bool {
+        false
+    }
 
     /// Every rank gets the values of all ranks joined element by element, in a tree over ranks.
     fn all_reduce(&self, call: Call, op: ReduceOp, buffer: Buffer) -> Handle<Buffer> {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::error::DistError;
 use super::group::ProcessGroup;
+use super::single::Single;
 use super::store::{StoreClient, StoreServer, random_token};
 use super::tcp::{TcpOptions, Transport, join};
 
@@ -23,7 +24,31 @@ pub struct Environment {
     pub board: Option<String>,
     /// The process that started this one.
     pub parent: Option<u32>,
+    /// Where this is not the first attempt.
+    pub again: Option<Again>,
 }
+
+/// An attempt of a run after a failure.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Again {
+    /// How many attempts came before.
+    pub restarts: usize,
+    /// What ended the last one.
+    pub fault: String,
+    /// The run's folder, where the last attempt had one with a checkpoint.
+    pub run: Option<String>,
+}
+
+const RESTARTS: &str = "YOLO_TRAIN_RESTARTS";
+
+/// How often the ranks of this run were started again.
+#[must_use]
+pub fn restarts() -> usize {
+    std::env::var(RESTARTS).map_or(0, |n| n.parse().unwrap_or(0))
+}
+
+const FAULT: &str = "YOLO_TRAIN_LAST_FAULT";
+const RUN: &str = "YOLO_TRAIN_RUN";
 
 const RANK: &str = "YOLO_TRAIN_RANK";
 const SIZE: &str = "YOLO_TRAIN_WORLD_SIZE";
@@ -72,6 +97,13 @@ impl Environment {
             token: need(TOKEN)?,
             board: get(BOARD),
             parent: get(PARENT).and_then(|id| id.parse().ok()),
+            again: get(RESTARTS)
+                .and_then(|n| n.parse().ok())
+                .map(|restarts| Again {
+                    restarts,
+                    fault: get(FAULT).unwrap_or_default(),
+                    run: get(RUN),
+                }),
         }))
     }
 
@@ -91,7 +123,11 @@ impl Environment {
     /// Those of the rendezvous.
     pub fn join(&self, options: &TcpOptions) -> Result<Rank, DistError> {
         let store = StoreClient::connect(&self.store, &self.token, options.rendezvous)?;
-        let group = join(&store, options)?;
+        let group = match self.size {
+            // all others are gone
+            1 => Arc::new(Single::new()),
+            _ => join(&store, options)?,
+        };
         Ok(Rank { store, group })
     }
 
@@ -107,6 +143,14 @@ impl Environment {
             Some(id) => command.env(PARENT, id.to_string()),
             None => command.env(PARENT, own),
         };
+        if let Some(again) = &self.again {
+            command
+                .env(RESTARTS, again.restarts.to_string())
+                .env(FAULT, &again.fault);
+            if let Some(run) = &again.run {
+                command.env(RUN, run);
+            }
+        }
         match &self.board {
             Some(board) => command.env(BOARD, board),
             None => command.env_remove(BOARD),
@@ -174,6 +218,7 @@ pub fn start(
             token: token.clone(),
             board: None,
             parent: None,
+            again: None,
         };
         workers.spawn(command(rank), &environment)?;
     }

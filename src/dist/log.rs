@@ -21,11 +21,25 @@ pub enum State {
     Failed(String),
 }
 
+impl State {
+    /// In a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Queued => "queued",
+            State::Running => "running",
+            State::Done => "done",
+            State::Failed(_) => "failed",
+        }
+    }
+}
+
 /// One collective of the log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     pub collective: Collective,
     pub state: State,
+    /// Optimizer steps that were done when it was called.
+    pub step: u64,
     /// When it was called, began and ended, since the group was formed.
     pub called: Duration,
     pub began: Option<Duration>,
@@ -35,7 +49,13 @@ pub struct Entry {
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ms = |d: Duration| d.as_secs_f64() * 1e3;
-        write!(f, "{:>10.1} ms {}: ", ms(self.called), self.collective)?;
+        write!(
+            f,
+            "{:>10.1} ms, step {}: {}: ",
+            ms(self.called),
+            self.step,
+            self.collective
+        )?;
         match (&self.state, self.began, self.ended) {
             (State::Done, Some(began), Some(ended)) => {
                 write!(f, "done in {:.2} ms", ms(ended.saturating_sub(began)))
@@ -68,7 +88,7 @@ impl Default for Log {
 pub(crate) struct Ticket(u64);
 
 impl Log {
-    pub(crate) fn called(&self, collective: &Collective) -> Ticket {
+    pub(crate) fn called(&self, collective: &Collective, step: u64) -> Ticket {
         let mut guard = lock(&self.entries);
         let (first, entries) = &mut *guard;
         if entries.len() == REMEMBERED {
@@ -78,6 +98,7 @@ impl Log {
         entries.push_back(Entry {
             collective: collective.clone(),
             state: State::Queued,
+            step,
             called: self.start.elapsed(),
             began: None,
             ended: None,
@@ -106,6 +127,20 @@ impl Log {
             entry.state = failure.map_or(State::Done, State::Failed);
             entry.ended = Some(now);
         });
+    }
+
+    /// The newest one, in short.
+    pub(crate) fn last(&self) -> Option<String> {
+        let guard = lock(&self.entries);
+        let entry = guard.1.back()?;
+        let Collective {
+            name,
+            sequence,
+            channel,
+            ..
+        } = &entry.collective;
+        let state = entry.state.name();
+        Some(format!("{name:?} (number {sequence}, {channel}), {state}"))
     }
 
     /// Collectives that were ever called.

@@ -5,6 +5,8 @@
 //! - [`tree`] is the order of every sum over lanes; [`ProcessGroup::all_reduce_tree`] gives the same bits whatever the
 //!   number of ranks.
 //! - [`agree()`] tells every rank how the others' part of some work ended.
+//! - [`ProcessGroup::beat`] says that long work goes on: a rank that beats is waited for beyond the deadline, one that
+//!   neither arrives nor beats is named with its last place.
 //! - [`store`] is where ranks meet, [`handshake`] compares what they are about to do, [`launch`] starts processes.
 //!
 //! ```

@@ -9,11 +9,13 @@ use super::handle::{Handle, Output};
 use super::log::{Entry, Log};
 use super::mesh::{describe, sum_lanes};
 use super::tree::nodes;
+use crate::pulse::Pulse;
 
 /// The group of one rank: everything is done at once, with the arithmetic of the other engines.
 #[derive(Debug, Default)]
 pub struct Single {
     log: Log,
+    pulse: Pulse,
 }
 
 impl Single {
@@ -123,7 +125,7 @@ impl ProcessGroup for Single {
             channel: call.channel,
             name: call.name.into_owned(),
         };
-        let ticket = self.log.called(&collective);
+        let ticket = self.log.called(&collective, self.pulse.step());
         self.log.began(ticket);
         let result = alone(work).map_err(|reason| DistError::Arguments {
             collective: Box::new(collective),
@@ -147,4 +149,12 @@ impl ProcessGroup for Single {
     }
 
     fn abort(&self, _: &str) {}
+
+    fn pulse(&self) -> Pulse {
+        self.pulse.clone()
+    }
+
+    fn carries_beats(&self) -> bool {
+        true
+    }
 }

@@ -13,11 +13,6 @@ use super::{EvalError, Metrics, ValidateError, Validation};
 use crate::data::Split;
 use crate::dist::{Agreement, Buffer, Call, DType, ProcessGroup, Report, agree};
 use crate::loss::ShownLoss;
-use std::time::Duration;
-
-/// For the slowest rank to finish its batches, counted from the first. Generous: a rank that has died is noticed by its
-/// connections, this ends only what hangs. (Signs of life will replace it.)
-const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// The figures of a validation in one row. A figure of -1 does not exist, as in [`Metrics`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -108,7 +103,7 @@ pub(super) fn merge<'a>(
     let merged = if group.rank() == 0 {
         gather(group, split, own)?.map(Some)
     } else {
-        let call = Call::bulk("validation: state").within(PATIENCE);
+        let call = Call::bulk("validation: state").after_long_work(group);
         let state = Buffer::U8(own.to_bytes());
         drop(own);
         group.send(call, 0, state).wait()?;
@@ -137,7 +132,7 @@ fn together<T>(
         Err(ValidateError::Interrupted) => Report::Interrupted,
         Err(e) => Report::Failed(in_words(e)),
     };
-    let agreed = agree(group, Call::latency(name).within(PATIENCE), report)?;
+    let agreed = agree(group, Call::latency(name).after_long_work(group), report)?;
     match (agreed, own) {
         (Agreement::Done(said), Ok(own)) => Ok((own, said)),
         // What this rank says as another's error would be its own.
@@ -164,8 +159,10 @@ fn gather<'a>(
     // Whatever is wrong with one of them, all are taken, as their senders wait for that.
     let states: Vec<Buffer> = (1..group.size())
         .map(|rank| {
-            let call = Call::bulk("validation: state").within(PATIENCE);
-            group.recv(call, rank, DType::U8).wait()
+            let call = Call::bulk("validation: state").after_long_work(group);
+            let state = group.recv(call, rank, DType::U8).wait();
+            group.beat("merging validations");
+            state
         })
         .collect::<Result<_, _>>()?;
     Ok(whole(split, own, states.iter().map(Buffer::bytes)))

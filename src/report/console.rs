@@ -29,7 +29,11 @@ struct Shared {
     /// `None`: plain lines.
     bars: Option<MultiProgress>,
     streams: Mutex<Streams>,
+    /// Is told of warnings, too.
+    listener: Mutex<Option<Listener>>,
 }
+
+type Listener = Box<dyn Fn(&str) + Send>;
 
 struct Streams {
     progress: Box<dyn Write + Send>,
@@ -73,7 +77,11 @@ impl Console {
             results: Box::new(results),
         });
         Self {
-            shared: Arc::new(Shared { bars, streams }),
+            shared: Arc::new(Shared {
+                bars,
+                streams,
+                listener: Mutex::new(None),
+            }),
         }
     }
 
@@ -119,8 +127,18 @@ impl Console {
         self.to_progress(line.as_ref());
     }
 
+    /// From now on `listener` is told of every warning, too.
+    pub fn on_warning(&self, listener: impl Fn(&str) + Send + 'static) {
+        let place = self.shared.listener.lock();
+        *place.unwrap_or_else(PoisonError::into_inner) = Some(Box::new(listener));
+    }
+
     /// A line that deserves attention, above any bar.
     pub fn warn(&self, line: impl AsRef<str>) {
+        let listener = self.shared.listener.lock();
+        if let Some(listener) = &*listener.unwrap_or_else(PoisonError::into_inner) {
+            listener(line.as_ref());
+        }
         let word = style("warning:").for_stderr().yellow().bold();
         self.to_progress(&format!("{word} {}", line.as_ref()));
     }

@@ -34,6 +34,23 @@ pub fn write_atomic_with(
     sync_folder(path).map_err(named)
 }
 
+/// As [`write_atomic`] for readers, but not for machines that lose power: nothing is waited for. For what is written often
+/// and soon out of date.
+///
+/// # Errors
+/// As [`write_atomic`].
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    let temporary = temporary_name(path).map_err(named)?;
+    let written =
+        std::fs::write(&temporary, bytes).and_then(|()| std::fs::rename(&temporary, path));
+    written.map_err(|e| {
+        // The first error is the one to tell.
+        let _ = std::fs::remove_file(&temporary);
+        named(e)
+    })
+}
+
 /// A name in the folder of `path` that no other thread or process takes.
 fn temporary_name(path: &Path) -> io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -91,6 +108,21 @@ mod tests {
         write_atomic(&path, b"two").unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), b"two");
         assert_eq!(names(folder.path()), ["a.csv"]);
+    }
+
+    #[test]
+    fn a_file_that_is_written_often_is_replaced_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        for text in ["one", "two"] {
+            replace(&path, text.as_bytes()).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), text.as_bytes());
+        }
+        assert_eq!(names(folder.path()), ["a.json"]);
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        assert!(replace(&taken, b"").is_err());
+        assert_eq!(names(folder.path()), ["a.json", "taken"]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod console;
 pub mod draw;
+pub mod events;
 pub mod files;
 mod number;
 pub mod plot;

@@ -2,10 +2,19 @@
 
 use super::checkpoint::{Checkpoint, CheckpointError, Position, seal};
 use super::error::TrainError;
-use crate::report::files::write_atomic;
+use crate::pulse::Pulse;
+use crate::report::files::write_atomic_with;
+use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
+/// Bytes that are written between two beats.
+const PART: usize = 4 << 20;
+/// Between two looks at how far that is.
+const GLANCE: Duration = Duration::from_millis(2);
 /// Their folder in a run's folder.
 const FOLDER: &str = "checkpoints";
 
@@ -52,6 +61,12 @@ pub fn list(run: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found.into_iter().map(|(_, path)| path).collect())
 }
 
+/// The newest checkpoint of a run, whole or not.
+#[must_use]
+pub fn newest_path(run: &Path) -> Option<PathBuf> {
+    list(run).ok()?.pop()
+}
+
 /// The newest checkpoint of a run that is whole; `damaged` is told of each newer one that is not.
 ///
 /// # Errors
@@ -88,6 +103,10 @@ pub struct Saver {
     /// How many are kept.
     keep: usize,
     writing: Option<JoinHandle<Result<(), TrainError>>>,
+    /// Parts that are on their way to the disk.
+    parts: Arc<AtomicU64>,
+    /// Beaten as they go, while somebody waits for that.
+    pulse: Pulse,
 }
 
 impl Saver {
@@ -95,7 +114,7 @@ impl Saver {
     ///
     /// # Errors
     /// [`TrainError::Write`].
-    pub fn new(run: &Path, keep: usize) -> Result<Self, TrainError> {
+    pub fn new(run: &Path, keep: usize, pulse: Pulse) -> Result<Self, TrainError> {
         let folder = folder_of(run);
         std::fs::create_dir_all(&folder).map_err(|source| TrainError::Write {
             path: folder.clone(),
@@ -105,6 +124,8 @@ impl Saver {
             folder,
             keep: keep.max(1),
             writing: None,
+            parts: Arc::default(),
+            pulse,
         })
     }
 
@@ -115,10 +136,16 @@ impl Saver {
     pub fn save(&mut self, position: Position, mut bytes: Vec<u8>) -> Result<(), TrainError> {
         self.wait()?;
         let path = self.folder.join(file_name(position));
-        let (run, keep) = (self.folder.clone(), self.keep);
+        let (run, keep, parts) = (self.folder.clone(), self.keep, self.parts.clone());
         let write = move || {
             seal(&mut bytes);
-            write_atomic(&path, &bytes).map_err(|source| TrainError::Write {
+            let in_parts = |out: &mut dyn Write| {
+                bytes.chunks(PART).try_for_each(|part| {
+                    parts.fetch_add(1, Ordering::Relaxed);
+                    out.write_all(part)
+                })
+            };
+            write_atomic_with(&path, in_parts).map_err(|source| TrainError::Write {
                 path: path.clone(),
                 source,
             })?;
@@ -141,6 +168,14 @@ impl Saver {
     /// # Errors
     /// [`TrainError::Write`] of the checkpoint that was being written.
     pub fn wait(&mut self) -> Result<(), TrainError> {
+        let mut seen = None;
+        while self.writing.as_ref().is_some_and(|t| !t.is_finished()) {
+            let parts = Some(self.parts.load(Ordering::Relaxed));
+            if std::mem::replace(&mut seen, parts) != parts {
+                self.pulse.beat("writing a checkpoint");
+            }
+            std::thread::sleep(GLANCE);
+        }
         match self.writing.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(result)) => result,
@@ -186,7 +221,7 @@ mod tests {
     #[test]
     fn names_sort_as_positions_and_other_files_are_left_alone() {
         let t = tempfile::tempdir().unwrap();
-        let mut saver = Saver::new(t.path(), 2).unwrap();
+        let mut saver = Saver::new(t.path(), 2, Pulse::new()).unwrap();
         let other = folder_of(t.path()).join("notes.txt");
         std::fs::write(&other, "mine").unwrap();
         for p in [at(0, 9), at(2, 3), at(2, 11), at(100_000, 0)] {
@@ -201,7 +236,7 @@ mod tests {
     #[test]
     fn a_checkpoint_that_cannot_be_written_is_an_error_of_the_next_call() {
         let t = tempfile::tempdir().unwrap();
-        let mut saver = Saver::new(t.path(), 2).unwrap();
+        let mut saver = Saver::new(t.path(), 2, Pulse::new()).unwrap();
         std::fs::remove_dir(folder_of(t.path())).unwrap();
         saver.save(at(0, 1), vec![1]).unwrap();
         let e = saver.save(at(0, 2), vec![1]).unwrap_err();
@@ -213,7 +248,7 @@ mod tests {
         let t = tempfile::tempdir().unwrap();
         let e = newest(t.path(), &mut |_| {}).unwrap_err();
         assert!(e.to_string().contains("checkpoints"), "{e}");
-        let mut saver = Saver::new(t.path(), 5).unwrap();
+        let mut saver = Saver::new(t.path(), 5, Pulse::new()).unwrap();
         saver.save(at(0, 1), vec![1]).unwrap();
         saver.save(at(0, 2), vec![2]).unwrap();
         saver.wait().unwrap();

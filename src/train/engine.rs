@@ -2,6 +2,7 @@
 
 use super::checkpoint::{Checkpoint, CheckpointError, Counters};
 use super::ema;
+use super::fault;
 use super::flat::{self, Flat, GradientScale, gradient_norm};
 use super::gradients::{Buckets, StepGradient};
 use super::optim::{MAX_NORM, Optimizer, clip_factor};
@@ -304,6 +305,7 @@ impl Engine {
         };
         let out = self.network.forward(&tensors, batch.image(&device), heads);
         let forward = start.elapsed().as_secs_f64();
+        self.team.group.beat("loss and backward");
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
         let own = lanes.own().len();
         let mut numbers = vec![0.0; own * 2 * LOSS_NUMBERS];
@@ -470,6 +472,8 @@ impl Engine {
     pub fn step(&mut self, rates: &Rates, size: StepSize) -> Result<Option<Step>, DistError> {
         let images = self.growing.lane_images().iter().sum();
         let waited = self.growing.finish(&mut self.gradient)?.as_secs_f64();
+        self.team.group.beat("optimizer");
+        fault::within(&*self.team.group, fault::Place::Optimizer)?;
         let (isa, layout) = (ops::isa(), &self.network.layout);
         let r = size.reference as f64;
         let scale = GradientScale {

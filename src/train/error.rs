@@ -150,6 +150,13 @@ pub enum TrainError {
         tensor: String,
         step: u64,
     },
+    /// A test asked for it.
+    #[error("a fault was injected on rank {rank} at step {step}: {place}")]
+    Injected {
+        rank: usize,
+        step: u64,
+        place: &'static str,
+    },
     /// Validation over several ranks.
     #[error(transparent)]
     Validate(ValidateError),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
+use super::fault;
 use crate::config::Settings;
 use crate::dist::{Buffer, Call, DType, DistError, Handle, Partials, ProcessGroup};
 use crate::model::Layout;
@@ -282,6 +283,8 @@ impl StepGradient {
             } else {
                 Partials::by_subtree(self.lanes, DType::F32, bucket.len, parts)
             };
+            // What this ends, the reduction tells.
+            let _ = fault::within(&*self.group, fault::Place::AllReduce);
             let call = Call::bulk(format!("gradients, bucket {}", inner.started.len()));
             inner
                 .started

@@ -3,6 +3,7 @@
 use super::checkpoint::Header;
 use super::class_weights::class_weights;
 use super::error::TrainError;
+use super::fault;
 use super::plan::{self, Plan};
 use super::resume::Resumed;
 use super::session::{Data, train_splits};
@@ -54,7 +55,8 @@ pub(super) fn prepare(
             None => ModelSpec::resolve(&settings.model)?,
         };
         let splits = train_splits(settings);
-        let mut data = Data::open(settings, "train", splits, interrupted, console)?;
+        let pulse = group.pulse();
+        let mut data = Data::open_watched(settings, "train", splits, interrupted, console, &pulse)?;
         data.folder = resumed.map(|r| r.folder.clone());
         data.writes = leads(group);
         Ok((spec, data))
@@ -80,6 +82,8 @@ fn rest(
     console: &Console,
 ) -> Result<Prepared, TrainError> {
     let (lanes, lanes_line) = plan::lanes(settings, group.size())?;
+    group.beat("scanning labels");
+    fault::at(group, fault::Place::DataScan)?;
     let train = Arc::new(data.split(SplitName::Train, None, console)?);
     let val = match settings.val {
         true => Some(Arc::new(data.split(
@@ -89,6 +93,7 @@ fn rest(
         )?)),
         false => None,
     };
+    group.beat("reading weights");
     let hash = fingerprint([&train].into_iter().chain(&val).map(|s| &**s));
     if let Some(r) = resumed
         && r.checkpoint.header.data != hash

@@ -1,6 +1,7 @@
 //! How each rank spends its time: `ranks.csv`, a line on the screen, and the name of a rank that holds up the others.
 
 use super::error::TrainError;
+use super::run::Attempt;
 use crate::dist::{Buffer, Call, ProcessGroup};
 use crate::report::{Console, resident_memory};
 use std::fmt::Write as _;
@@ -38,17 +39,20 @@ pub struct RankStats {
     /// Of the rows so far, with their head; written by rank 0.
     text: String,
     path: PathBuf,
+    restarts: usize,
+    /// What ended the attempt before, without commas.
+    fault: String,
 }
 
 impl RankStats {
     /// For the run whose `ranks.csv` this is; goes on behind the rows of a run that is resumed.
     #[must_use]
-    pub fn new(path: PathBuf) -> Self {
+    pub fn new(path: PathBuf, attempt: &Attempt) -> Self {
         let mut head = "step,ranks".to_owned();
         for name in FIGURES {
             let _ = write!(head, ",{name}_min,{name}_median,{name}_max");
         }
-        head += ",slow_ranks\n";
+        head += ",slow_ranks,restarts,last_fault\n";
         let before = std::fs::read_to_string(&path).unwrap_or_default();
         let text = if before.starts_with(&head) {
             before
@@ -59,6 +63,8 @@ impl RankStats {
             part: Part::default(),
             text,
             path,
+            restarts: attempt.restarts,
+            fault: attempt.fault.replace([',', '\n'], ";"),
         }
     }
 
@@ -101,7 +107,8 @@ impl RankStats {
             shown.push(format!("{name} {min:.2}/{median:.2}/{max:.2}"));
         }
         let names: Vec<String> = slow.iter().map(|(rank, _)| rank.to_string()).collect();
-        let _ = writeln!(self.text, ",{}", names.join(" "));
+        let (restarts, fault) = (self.restarts, &self.fault);
+        let _ = writeln!(self.text, ",{},{restarts},{fault}", names.join(" "));
         console.note(format!(
             "  {} ranks, {STEPS} steps, least/median/most: {}",
             all.len(),
@@ -155,7 +162,12 @@ mod tests {
         let path = t.path().join("ranks.csv");
         for step in [20, 40] {
             threads(2, Transport::Auto, |group| {
-                let mut stats = RankStats::new(path.clone());
+                let attempt = Attempt {
+                    restarts: 2,
+                    fault: "a, b".into(),
+                    began: &|_| Ok(()),
+                };
+                let mut stats = RankStats::new(path.clone(), &attempt);
                 let compute = if group.rank() == 0 { 1.0 } else { 2.0 };
                 stats.add(8, 0.25, 0.5, 0.75 + compute);
                 stats.row(group, step, &Console::silent()).unwrap();
@@ -171,6 +183,6 @@ mod tests {
         assert_eq!(row[at("compute_s_median")], "1.5000");
         assert_eq!(row[at("compute_s_max")], "2.0000");
         assert_eq!(row[at("data_s_max")], "0.2500");
-        assert_eq!(row[at("slow_ranks")], "1");
+        assert_eq!(row[at("slow_ranks")..], ["1", "2", "a; b"]);
     }
 }

@@ -11,7 +11,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 /// Options that do not change what is computed, and `epochs`, for which there is a rule.
-const MAY_CHANGE: [&str; 18] = [
+const MAY_CHANGE: [&str; 22] = [
     "epochs",
     "workers",
     "threads",
@@ -23,12 +23,16 @@ const MAY_CHANGE: [&str; 18] = [
     "token-file",
     "join-timeout",
     "bucket-mb",
+    "elastic",
     "patience",
     "save-period",
     "save-steps",
     "keep-checkpoints",
     "time",
     "plots",
+    "timeout",
+    "max-restarts",
+    "json-log",
     "resume",
 ];
 /// Options that say where the run is.

@@ -5,6 +5,7 @@ use super::checkpoints::{self, Saver};
 use super::checksum;
 use super::engine::{Engine, Team, Turn};
 use super::error::TrainError;
+use super::fault::{self, Place};
 use super::gradients::Buckets;
 use super::plan::Plan;
 use super::plots;
@@ -16,13 +17,15 @@ use super::session::{
     choice, compute_pool, cores_of_rank, gains, loader_config, print_metrics, write,
 };
 use super::start::Start;
-use super::together::{agree, agree_within, all_texts, from_first, leads};
+use super::status::Monitor;
+use super::together::{agree, all_texts, from_first, leads, same_path};
+use super::watch;
 use crate::config::Settings;
 use crate::data::Split;
 use crate::data::batch::Batch;
 use crate::data::loader::{Loader, LoaderConfig};
 use crate::data::sampler::{Shard, mosaic_off_from};
-use crate::dist::{Buffer, Call, ProcessGroup};
+use crate::dist::{Buffer, Call, DistError, ProcessGroup};
 use crate::eval::{BatchPictures, Inference, ValidateError, Validated, micro_batch, validate};
 use crate::loss::{ShownLoss, head_weights};
 use crate::model::Network;
@@ -30,12 +33,24 @@ use crate::model::init::State;
 use crate::model::weights::{Metadata, WeightsFile, to_bytes};
 use crate::ops;
 use crate::report::Console;
+use crate::report::events::EventLog;
 use crate::report::results_csv::{ResultsCsv, ResultsRow, ThirdLoss, ValidationResults};
 use burn::tensor::Device;
-use std::path::PathBuf;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Which attempt of a run this is, and who wants to know of it.
+pub struct Attempt<'a> {
+    /// How often the run was started again after a failure.
+    pub restarts: usize,
+    /// What ended the attempt before.
+    pub fault: String,
+    /// Gets the run's folder on rank 0, once it can go on from there.
+    pub began: &'a (dyn Fn(&Path) -> Result<(), DistError> + Sync),
+}
 
 /// Trains as `settings` say, or goes on with the run of `--resume`, as one rank of `group`; every rank calls it. Rank 0
 /// writes and prints. The result is the run's folder.
@@ -48,6 +63,7 @@ pub fn run(
     group: &Arc<dyn ProcessGroup>,
     interrupted: &AtomicBool,
     console: &Console,
+    attempt: &Attempt,
 ) -> Result<PathBuf, TrainError> {
     let silent = Console::silent();
     let console = if leads(&**group) { console } else { &silent };
@@ -56,9 +72,17 @@ pub fn run(
         Some(word) => Some(resume::find(settings, word, &**group, console)?),
     };
     let settings = resumed.as_ref().map_or(settings, |r| &r.settings).clone();
+    group.set_deadline(Duration::from_secs_f64(settings.timeout));
     let pool = compute_pool(&settings, group.sharing())?;
-    pool.install(|| {
-        let run = Run::start(settings.clone(), resumed, group, interrupted, console)?;
+    let work = || {
+        let run = Run::start(
+            settings.clone(),
+            resumed,
+            group,
+            interrupted,
+            console,
+            attempt,
+        )?;
         let folder = run.folder.clone();
         let end = run.train();
         let drawn = match leads(&**group) {
@@ -66,7 +90,8 @@ pub fn run(
             false => Ok(()),
         };
         end.and_then(|folder| drawn.map(|()| folder))
-    })
+    };
+    watch::panics(&**group, || pool.install(work))
 }
 
 /// The work of getting the next batch.
@@ -106,6 +131,8 @@ struct Run<'a> {
     data: String,
     group: Arc<dyn ProcessGroup>,
     stats: RankStats,
+    monitor: Monitor,
+    events: EventLog,
     /// Of rank 0.
     saver: Option<Saver>,
     _lock: Option<RunLock>,
@@ -118,6 +145,7 @@ impl<'a> Run<'a> {
         group: &Arc<dyn ProcessGroup>,
         interrupted: &'a AtomicBool,
         console: &'a Console,
+        attempt: &Attempt,
     ) -> Result<Self, TrainError> {
         let started = Instant::now();
         let g = &**group;
@@ -179,9 +207,15 @@ impl<'a> Run<'a> {
             None if leads(g) => (Some(RunLock::take(&folder)?), None, settings.epochs),
             None => (None, None, settings.epochs),
         };
+        let events = match settings.json_log && leads(g) {
+            true => watch::events(&folder, console)?,
+            false => EventLog::none(),
+        };
         let mut run = Self {
+            monitor: Monitor::new(&folder, group, settings.timeout),
+            events,
             csv: ResultsCsv::new(&folder.join("results.csv"), third, plan.algorithm.groups()),
-            stats: RankStats::new(folder.join("ranks.csv")),
+            stats: RankStats::new(folder.join("ranks.csv"), attempt),
             engine,
             settings,
             interrupted,
@@ -203,6 +237,7 @@ impl<'a> Run<'a> {
             saver,
             _lock: lock,
         };
+        run.monitor.beat("first files");
         run.print_plan();
         if let Some(c) = checkpoint {
             run.restore(&c, epochs)?;
@@ -214,6 +249,33 @@ impl<'a> Run<'a> {
             plots::draw_labels(&run.settings, &run.folder, &run.images, console)
         });
         agree(g, "first files of the run", written)?;
+        if run.settings.max_restarts > 0 {
+            if run.position == Position::default() {
+                run.checkpoint(false)?;
+            }
+            let told = run.on_first(|run| {
+                run.saver.as_mut().map_or(Ok(()), Saver::wait)?;
+                Ok((attempt.began)(&run.folder)?)
+            });
+            agree(g, "a run that can go on", told)?;
+        }
+        run.monitor.step(run.engine.optimizer.steps);
+        run.events.event(
+            "start",
+            json!({
+                "version": env!("CARGO_PKG_VERSION"),
+                "folder": run.folder,
+                "model": run.metadata.model,
+                "data": run.settings.data,
+                "ranks": g.size(),
+                "restarts": crate::dist::launch::restarts(),
+                "lanes": lanes,
+                "batch": run.settings.batch,
+                "epochs": run.epochs(),
+                "epoch": run.position.epoch + 1,
+                "step": run.engine.optimizer.steps,
+            }),
+        );
         Ok(run)
     }
 
@@ -315,6 +377,8 @@ impl<'a> Run<'a> {
 
     /// Starts to write a checkpoint of this very moment. All ranks call it.
     fn checkpoint(&mut self, finished: bool) -> Result<(), TrainError> {
+        self.monitor.beat("checkpoint");
+        fault::at(&*self.group, Place::Checkpoint)?;
         let pending = self.engine.pending_gradient()?;
         if !self.leads() {
             return Ok(());
@@ -341,6 +405,10 @@ impl<'a> Run<'a> {
         };
         let values: Vec<&[f32]> = arrays.iter().map(|a| a.1).collect();
         let bytes = checkpoint_bytes(&header, &values);
+        self.events.event(
+            "checkpoint",
+            json!({"epoch": self.position.epoch, "batch": self.position.batch, "step": self.engine.optimizer.steps, "bytes": bytes.len()}),
+        );
         match &mut self.saver {
             Some(saver) => saver.save(self.position, bytes),
             None => Ok(()),
@@ -413,6 +481,7 @@ impl<'a> Run<'a> {
             ) => self.checkpoint(false),
             _ => Ok(()),
         };
+        watch::tell(&*self.group, &end);
         let saved = saved.and_then(|()| self.saver.as_mut().map_or(Ok(()), Saver::wait));
         if end.is_err()
             && self.leads()
@@ -423,9 +492,16 @@ impl<'a> Run<'a> {
                 self.folder.display()
             ));
         }
-        end?;
-        saved?;
-        Ok(self.folder)
+        let end = end.and(saved);
+        watch::end(
+            &end,
+            &self.folder,
+            &*self.group,
+            &self.monitor,
+            &self.events,
+            self.console,
+        );
+        end.map(|()| self.folder)
     }
 
     fn epochs_and_end(&mut self) -> Result<(), TrainError> {
@@ -454,6 +530,7 @@ impl<'a> Run<'a> {
     /// What is left of the current epoch, its validation, and everything that is written after it.
     fn whole_epoch(&mut self) -> Result<(), TrainError> {
         let epoch = self.position.epoch;
+        self.monitor.epoch(epoch + 1, self.epochs());
         self.epoch(epoch)?;
         let train = self.shown.items(self.engine.gains);
         let gains = self.engine.gains;
@@ -476,6 +553,19 @@ impl<'a> Run<'a> {
             learning_rates: self.engine.optimizer.group_rates(&rates),
         };
         let best = self.is_best(epoch, row.map(|r| r.coco[0]));
+        self.events.event(
+            "epoch",
+            json!({
+                "epoch": epoch + 1,
+                "epochs": self.epochs(),
+                "step": self.engine.optimizer.steps,
+                "seconds": row_of_epoch.seconds,
+                "loss": train,
+                "learning_rates": row_of_epoch.learning_rates,
+                "best": best,
+            }),
+        );
+        self.monitor.beat("files of an epoch");
         let written = self.on_first(|run| run.write_epoch(epoch, &row_of_epoch, best));
         agree(&*self.group, "files of an epoch", written)?;
         self.position = Position {
@@ -550,13 +640,14 @@ impl<'a> Run<'a> {
         let mut stream = self.train.train_epoch(epoch, first);
         for i in first..batches {
             let began = Instant::now();
+            self.monitor.beat(BATCH);
             let batch = match self.interrupted.load(Ordering::Relaxed) {
                 true => Err(TrainError::Interrupted),
                 false => stream.next().transpose().map_err(TrainError::from),
             };
             let data = began.elapsed().as_secs_f64();
             // every rank trains this batch, or none
-            let batch = agree_within(&*group, BATCH, None, batch)?;
+            let batch = agree(&*group, BATCH, batch)?;
             let agreed = began.elapsed().as_secs_f64() - data;
             let Some(batch) = batch else { break };
             if self.settings.plots && self.leads() {
@@ -576,6 +667,8 @@ impl<'a> Run<'a> {
                 ends_step: schedule.ends_step(epoch, i, self.engine.pending() + 1),
             };
             let rates = schedule.rates(epoch, i);
+            self.monitor.beat("forward");
+            fault::at(&*group, Place::Forward)?;
             let loss = self.engine.accumulate(&micro_batch(&batch), turn)?;
             let Some(loss) = loss else {
                 return Err(self.not_finite("loss", epoch, i, step, &batch));
@@ -592,6 +685,7 @@ impl<'a> Run<'a> {
             done += images;
             let all = began.elapsed().as_secs_f64();
             self.stats.add(batch.len(), data, waited, all);
+            self.monitor.add(batch.len(), data, waited);
             let [b, c, d] = self.shown.items(gains);
             let extra = format!(
                 "{} objects, {}x{}",
@@ -611,9 +705,24 @@ impl<'a> Run<'a> {
     /// What is due every so many steps.
     fn after_step(&mut self) -> Result<(), TrainError> {
         let steps = self.engine.optimizer.steps;
+        self.monitor.step(steps);
         let every = self.settings.save_steps as u64;
         if every > 0 && steps.is_multiple_of(every) {
             self.checkpoint(false)?;
+        }
+        if steps.is_multiple_of(rank_stats::STEPS) && self.events.is_wanted() {
+            let gains = self.engine.gains;
+            self.events.event(
+                "steps",
+                json!({
+                    "epoch": self.position.epoch + 1,
+                    "batch": self.position.batch,
+                    "step": steps,
+                    "seconds": self.seconds(),
+                    "loss": self.shown.items(gains),
+                    "images_seen": self.engine.images_seen,
+                }),
+            );
         }
         if self.group.size() == 1 {
             return Ok(());
@@ -664,6 +773,8 @@ impl<'a> Run<'a> {
         let Some((split, loader)) = &self.val else {
             return Ok(None);
         };
+        self.monitor.beat("validating");
+        fault::at(&*self.group, Place::Validation)?;
         let network = &self.engine.network;
         let inference = Inference::new(network, state, self.engine.gains, &self.device)
             .with_class_weights(self.engine.class_weights.clone());
@@ -676,10 +787,25 @@ impl<'a> Run<'a> {
             loader.val_batches_of(self.settings.batch, rank, ranks),
             &choice(&self.settings),
             self.interrupted,
-            |done| bar.tick(done, &[], ""),
+            |done| {
+                self.monitor.beat("validating");
+                bar.tick(done, &[], "");
+            },
         )?;
         bar.clear();
         let f = &v.figures;
+        self.events.event(
+            "validation",
+            json!({
+                "epoch": self.position.epoch + 1,
+                "images": f.images,
+                "instances": f.instances,
+                "precision": f.precision,
+                "recall": f.recall,
+                "map50": f.coco[1],
+                "map50_95": f.coco[0],
+            }),
+        );
         self.console.note(format!(
             "  validation: {} images, {} objects: P {:.3}, R {:.3}, AP50 {:.4}, AP50-95 {:.4}",
             f.images, f.instances, f.precision, f.recall, f.coco[1], f.coco[0]
@@ -731,6 +857,7 @@ impl<'a> Run<'a> {
         let best = agree(&*self.group, "best weights", best)?;
         let best = self.same_state(best)?;
         if let Some(whole) = self.validate(&best)?.map(|v| v.whole) {
+            self.monitor.beat("files of the last validation");
             let written = whole.map_or(Ok(()), |v| -> Result<(), TrainError> {
                 v.predictions.write(&self.folder.join("predictions.json"))?;
                 if let (Some((split, loader)), true) = (&self.val, self.settings.plots) {
@@ -790,15 +917,11 @@ fn folder(
             path: weights,
             source,
         })?;
-        let saver = Saver::new(&folder, settings.keep_checkpoints)?;
+        let saver = Saver::new(&folder, settings.keep_checkpoints, group.pulse())?;
         Ok((folder, saver))
     };
     let made = leads(group).then(make).transpose();
     let (path, saver) = agree(group, "folder of the run", made)?.unzip();
-    let name = serde_json::to_vec(&path.clone().unwrap_or_default()).unwrap_or_default();
-    let name = match group.size() {
-        1 => name,
-        _ => from_first(group, "name of the run's folder", name)?,
-    };
-    Ok((serde_json::from_slice(&name).unwrap_or_default(), saver))
+    let path = same_path(group, "name of the run's folder", path.unwrap_or_default())?;
+    Ok((path, saver))
 }

@@ -12,6 +12,7 @@ use crate::data::{
 use crate::eval::{Choice, Metrics, SuppressConfig, coco_api_remarks};
 use crate::loss::Gains;
 use crate::ops::cpu::isa::Isa;
+use crate::pulse::Pulse;
 use crate::report::files::write_atomic;
 use crate::report::run_dir::create_run_dir;
 use crate::report::{Bar, Console, Unit};
@@ -181,6 +182,21 @@ impl Data {
         interrupted: &AtomicBool,
         console: &Console,
     ) -> Result<Self, TrainError> {
+        Self::open_watched(s, default_name, splits, interrupted, console, &Pulse::new())
+    }
+
+    /// As [`Self::open`]; `pulse` is beaten as drawing, downloading and, later, reading get on.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_watched(
+        s: &Settings,
+        default_name: &str,
+        splits: &[SplitName],
+        interrupted: &AtomicBool,
+        console: &Console,
+        pulse: &Pulse,
+    ) -> Result<Self, TrainError> {
         let yaml = open(&s.data)?;
         for note in &yaml.notes {
             console.note(note);
@@ -190,6 +206,7 @@ impl Data {
         }
         let mut waiting = Waiting::default();
         prepare(&yaml, splits, &mut |step| {
+            pulse.beat("preparing the data set");
             waiting.show(step, console);
             match interrupted.load(Ordering::Relaxed) {
                 true => ControlFlow::Break(()),
@@ -207,6 +224,7 @@ impl Data {
             classes: s.classes.clone(),
             fraction: s.fraction,
             threads: s.threads,
+            pulse: pulse.clone(),
         };
         Ok(Self {
             report: DataReport::new(s.data.clone()),

@@ -2,11 +2,7 @@
 
 use super::error::TrainError;
 use crate::dist::{Agreement, Buffer, Call, ProcessGroup, Report, agree as exchange};
-use std::time::Duration;
-
-/// For work whose length differs between ranks: reading data sets, validating, writing. Generous: a rank that has died is
-/// noticed by its connections, this ends only what hangs.
-const LONG_WORK: Duration = Duration::from_secs(3600);
+use std::path::PathBuf;
 
 /// Whether this rank writes files and prints.
 pub(super) fn leads(group: &dyn ProcessGroup) -> bool {
@@ -23,19 +19,6 @@ pub(super) fn agree<T>(
     what: &'static str,
     own: Result<T, TrainError>,
 ) -> Result<T, TrainError> {
-    agree_within(group, what, Some(LONG_WORK), own)
-}
-
-/// As [`agree`], within the time of a collective unless another one is given.
-///
-/// # Errors
-/// As [`agree`].
-pub(super) fn agree_within<T>(
-    group: &dyn ProcessGroup,
-    what: &'static str,
-    within: Option<Duration>,
-    own: Result<T, TrainError>,
-) -> Result<T, TrainError> {
     if group.size() == 1 {
         return own;
     }
@@ -46,8 +29,7 @@ pub(super) fn agree_within<T>(
         Err(TrainError::Dist(_)) => return own,
         Err(e) => Report::Failed(e.to_string()),
     };
-    let mut call = Call::latency(what);
-    call.deadline = within;
+    let call = Call::latency(what).after_long_work(group);
     let agreement = exchange(group, call, report)?;
     match (own, agreement) {
         (Err(e), _) => Err(e),
@@ -69,13 +51,30 @@ pub(super) fn from_first(
     own: Vec<u8>,
 ) -> Result<Vec<u8>, TrainError> {
     let own = if leads(group) { own } else { vec![] };
-    let call = Call::bulk(what).within(LONG_WORK);
+    let call = Call::bulk(what).after_long_work(group);
     let all = group.all_gather_variable(call, Buffer::U8(own)).wait()?;
     Ok(all
         .into_iter()
         .next()
         .and_then(Buffer::into_vec)
         .unwrap_or_default())
+}
+
+/// The path that rank 0 has, on every rank.
+///
+/// # Errors
+/// As [`from_first`].
+pub(super) fn same_path(
+    group: &dyn ProcessGroup,
+    what: &'static str,
+    own: PathBuf,
+) -> Result<PathBuf, TrainError> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    let bytes = serde_json::to_vec(&own).unwrap_or_default();
+    let bytes = from_first(group, what, bytes)?;
+    Ok(serde_json::from_slice(&bytes).unwrap_or_default())
 }
 
 /// The texts of all ranks, one after the other.

@@ -3,7 +3,8 @@
 use super::error::TrainError;
 use super::plots;
 use super::session::{self, Data, choice, compute_pool, gains, print_metrics};
-use super::together::{agree, leads};
+use super::together::{agree, leads, same_path};
+use super::watch;
 use crate::config::Settings;
 use crate::data::loader::Loader;
 use crate::dist::ProcessGroup;
@@ -31,7 +32,7 @@ pub fn val(
     let (rank, ranks) = (group.rank(), group.size());
     let console = if leads(group) { console } else { &silent };
     let pool = compute_pool(settings, group.sharing())?;
-    pool.install(|| {
+    let work = || {
         let file = || -> Result<_, TrainError> {
             let path = Path::new(&settings.weights);
             let file = WeightsFile::open(path)?;
@@ -46,7 +47,9 @@ pub fn val(
         let network = Network::new(metadata.spec.clone(), metadata.names.len());
         let splits = [settings.split];
         let open = || -> Result<Data, TrainError> {
-            let mut data = Data::open(settings, "val", &splits, interrupted, console)?;
+            let pulse = group.pulse();
+            let mut data =
+                Data::open_watched(settings, "val", &splits, interrupted, console, &pulse)?;
             data.writes = leads(group);
             Ok(data)
         };
@@ -72,6 +75,7 @@ pub fn val(
             Ok((state, split, loader, folder.unwrap_or_default()))
         });
         let (state, split, loader, folder) = agree(group, "labels and weights", read)?;
+        let folder = same_path(group, "name of the folder", folder)?;
         console.note(format!(
             "{}: {} parameters, {} classes",
             metadata.model,
@@ -79,31 +83,41 @@ pub fn val(
             network.classes
         ));
         let inference = Inference::new(&network, &state, gains(settings), &Device::flex());
-        let mut bar = console.bar("validation", split.images.len() / ranks);
-        let v = validate(
-            group,
-            &inference,
-            &split,
-            loader.val_batches_of(settings.batch, rank, ranks),
-            &choice(settings),
-            interrupted,
-            |done| bar.tick(done, &[], ""),
-        )?;
-        bar.finish();
-        let written = v.whole.map_or(Ok(()), |v| -> Result<(), TrainError> {
-            v.predictions.write(&folder.join("predictions.json"))?;
-            if settings.plots {
-                BatchPictures::new(&folder, &split, console).validation(
-                    &loader,
-                    settings.batch,
-                    &v.predictions,
-                );
-            }
-            print_metrics(console, &v.metrics);
-            plots::draw_validation(settings, &folder, &v, console)
-        });
-        agree(group, "files of a validation", written)?;
+        let pass = || -> Result<(), TrainError> {
+            let mut bar = console.bar("validation", split.images.len() / ranks);
+            let v = validate(
+                group,
+                &inference,
+                &split,
+                loader.val_batches_of(settings.batch, rank, ranks),
+                &choice(settings),
+                interrupted,
+                |done| {
+                    group.beat("validating");
+                    bar.tick(done, &[], "");
+                },
+            )?;
+            bar.finish();
+            let written = v.whole.map_or(Ok(()), |v| -> Result<(), TrainError> {
+                group.beat("files of a validation");
+                v.predictions.write(&folder.join("predictions.json"))?;
+                if settings.plots {
+                    BatchPictures::new(&folder, &split, console).validation(
+                        &loader,
+                        settings.batch,
+                        &v.predictions,
+                    );
+                }
+                print_metrics(console, &v.metrics);
+                plots::draw_validation(settings, &folder, &v, console)
+            });
+            agree(group, "files of a validation", written)
+        };
+        let end = pass();
+        watch::leave(&end, &folder, group, console);
+        end?;
         console.note(format!("results in {}", folder.display()));
-        Ok(folder.clone())
-    })
+        Ok(folder)
+    };
+    watch::panics(group, || pool.install(work))
 }

@@ -10,12 +10,13 @@ use anyhow::Context;
 use super::board::{self, Kind, Report};
 use super::others::{Others, left};
 use super::place::{self, Nodes};
+use super::restart::Attempts;
 use super::{GLANCE, GRACE, RanksError};
 use crate::cli::interrupt;
 use crate::cli::outcome::{FAILED, INTERRUPTED, Outcome};
 use crate::config::Settings;
 use crate::dist::DistError;
-use crate::dist::launch::{Environment, TOKEN, Workers};
+use crate::dist::launch::{Again, Environment, TOKEN, Workers};
 use crate::dist::master::Master;
 use crate::dist::store::{StoreClient, StoreServer, random_token};
 use crate::report::Console;
@@ -37,26 +38,51 @@ struct Run {
 }
 
 pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome> {
-    let run = match &nodes.master {
-        Some(master) if nodes.count > 1 => meet(nodes, master, settings)?,
-        _ => {
-            let board = StoreServer::bind([127, 0, 0, 1], 0, &random_token()?)?;
-            Run {
-                first: 0,
-                size: nodes.devices,
-                store: board.address().to_string(),
-                board: Arc::new(board),
-                others: None,
+    let mut attempts = Attempts::new(settings, nodes.devices);
+    let mut interrupted = None;
+    loop {
+        let mut run = match &nodes.master {
+            Some(master) if nodes.count > 1 => meet(nodes, master, settings)?,
+            _ => {
+                let board = StoreServer::bind([127, 0, 0, 1], 0, &random_token()?)?;
+                Run {
+                    first: 0,
+                    size: attempts.ranks,
+                    store: board.address().to_string(),
+                    board: Arc::new(board),
+                    others: None,
+                }
             }
+        };
+        // Only now: before, a signal ends this process at once, and there is no other one yet.
+        let interrupted = match &interrupted {
+            Some(flag) => flag,
+            None => interrupted.insert(interrupt::listen()?),
+        };
+        let workers = start(&run, attempts.ranks, attempts.again.as_ref())?;
+        let end = attempt(nodes, &mut run, workers, interrupted);
+        let again = end
+            .as_ref()
+            .err()
+            .and_then(|e| attempts.next(e, &run.board, interrupted));
+        match again {
+            Some(line) => Console::new().warn(line),
+            None => return end,
         }
-    };
-    // Only now: before, a signal ends this process at once, and there is no other one yet.
-    let interrupted = interrupt::listen()?;
-    let workers = start(&run, nodes.devices)?;
+    }
+}
+
+/// Looks after the ranks of one attempt until all have ended.
+fn attempt(
+    nodes: &Nodes,
+    run: &mut Run,
+    workers: Workers,
+    interrupted: &AtomicBool,
+) -> anyhow::Result<Outcome> {
     let supervisor = Supervisor {
         workers,
         board: &run.board,
-        interrupted: &interrupted,
+        interrupted,
         several_machines: nodes.count > 1,
         asked: false,
         terminated: false,
@@ -65,7 +91,7 @@ pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome
         failed: None,
     };
     let end = supervisor.run();
-    match run.others {
+    match run.others.take() {
         Some(others) => others.end(),
         // the others read from this store what has failed
         None if end.is_err() => {
@@ -199,7 +225,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn start(run: &Run, devices: usize) -> anyhow::Result<Workers> {
+fn start(run: &Run, devices: usize, again: Option<&Again>) -> anyhow::Result<Workers> {
     let program = std::env::current_exe().context("finding the program to start ranks with")?;
     let mut workers = Workers::new();
     for rank in run.first..run.first + devices {
@@ -219,6 +245,7 @@ fn start(run: &Run, devices: usize) -> anyhow::Result<Workers> {
             token: run.board.token().to_owned(),
             board: Some(run.board.address().to_string()),
             parent: Some(std::process::id()),
+            again: again.cloned(),
         };
         workers.spawn(command, &environment)?;
     }

@@ -14,8 +14,10 @@ mod board;
 mod lead;
 mod others;
 mod place;
+mod restart;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -27,7 +29,7 @@ use self::place::Place;
 use super::interrupt;
 use super::outcome::{FAILED, Outcome, USAGE, code_of, is_broken_pipe};
 use crate::config::{Command, DeviceError, Settings};
-use crate::dist::launch::{Environment, end_with};
+use crate::dist::launch::{Again, Environment, end_with};
 use crate::dist::launcher::Launched;
 use crate::dist::store::StoreClient;
 use crate::dist::tcp::TcpOptions;
@@ -76,6 +78,10 @@ pub enum RanksError {
         other: usize,
         theirs: String,
     },
+    #[error(
+        "--max-restarts is for several ranks of one machine that yolo-train starts itself (--device cpu,cpu); start other runs again with --resume"
+    )]
+    NoRestarts,
     #[error("--nnodes {nodes} needs {option}")]
     NeedsOption { nodes: usize, option: &'static str },
     #[error("there is no node {node} among {nodes}: --node-rank goes from 0 to {}", nodes - 1)]
@@ -116,6 +122,10 @@ pub enum RanksError {
         "node {node} needs the token of the run, which node 0 prints: export YOLO_TRAIN_TOKEN=… or give --token-file"
     )]
     NoNodeToken { node: usize },
+    #[error(
+        "--max-restarts is for the ranks of one machine; with --nnodes start the run again with --resume"
+    )]
+    RestartsOfOneMachine,
     #[error("the token {from} {reason}; take for example the output of: openssl rand -hex 16")]
     BadToken { from: String, reason: String },
 }
@@ -189,6 +199,27 @@ pub fn each(
     run(settings, |group| work(group, &*interrupt::listen()?))
 }
 
+/// What came before this attempt, where the first process has started the ranks again.
+///
+/// # Errors
+/// [`DistError::Environment`].
+pub fn again() -> Result<Option<Again>, DistError> {
+    Ok(Environment::read()?.and_then(|e| e.again))
+}
+
+/// Tells the first process where the run is, so that it can go on after a failure.
+///
+/// # Errors
+/// Its store is gone.
+pub fn tell_run(folder: &Path) -> Result<(), DistError> {
+    let Some(environment) = Environment::read()? else {
+        return Ok(());
+    };
+    let (board, token) = (environment.board(), &environment.token);
+    let store = StoreClient::connect(board, token, ANSWER)?.answers_within(ANSWER);
+    store.set(restart::RUN, folder.display().to_string().as_bytes())
+}
+
 /// Runs `work` on every rank of the run, with its group. One rank is this process; for several this one starts the others
 /// or is one of them. A signal ends the ranks at once, unless `work` listens.
 ///
@@ -198,7 +229,16 @@ pub fn run(
     settings: &Settings,
     work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
-    match Place::of(settings)? {
+    let place = Place::of(settings)?;
+    let restarts = match &place {
+        Place::Lead(nodes) => nodes.count == 1,
+        Place::Worker(_) => true,
+        Place::Alone | Place::Launched(_) => false,
+    };
+    if settings.max_restarts > 0 && !restarts {
+        return Err(RanksError::NoRestarts.into());
+    }
+    match place {
         Place::Alone => alone(work),
         Place::Lead(nodes) => lead::lead(&nodes, settings),
         Place::Launched(launched) if launched.size == 1 => alone(work),
@@ -311,6 +351,7 @@ fn launched_rank(
         token,
         board: None,
         parent: None,
+        again: None,
     };
     as_rank(&environment, settings, work, |report| {
         let settle = || -> Result<bool, DistError> {

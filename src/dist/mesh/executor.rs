@@ -1,6 +1,7 @@
 //! Runs the collectives of one channel, one after the other.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +19,8 @@ use crate::dist::log::Ticket;
 const SPIN: Duration = Duration::from_micros(20);
 /// Longest wait before the state of the group is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+/// Shortest such wait: past the deadline, while a rank still beats.
+const GLANCE: Duration = Duration::from_millis(1);
 /// How long a rank waits for another one's account of an error, and for values that are under way from one that is
 /// gone.
 const PATIENCE: Duration = Duration::from_millis(300);
@@ -65,7 +68,9 @@ impl Executor {
     }
 
     fn drive(&mut self, job: &mut Job) -> Result<(), DistError> {
-        let begin = Instant::now();
+        // Or when values last moved, once all had arrived.
+        let mut begin = Instant::now();
+        let mut moved = false;
         let members = job.members.clone();
         let mut idle: Option<Instant> = None;
         let mut armed = false;
@@ -102,6 +107,7 @@ impl Executor {
                 Ok(Step::Progress) => {
                     idle = None;
                     armed = false;
+                    moved = true;
                     continue;
                 }
                 Ok(Step::Blocked) => {}
@@ -114,8 +120,14 @@ impl Executor {
                 return Err(self.explain(job, Fault::Link(rank, LinkError::Closed(reason))));
             }
             let now = Instant::now();
-            if now.duration_since(begin) >= job.deadline {
-                return Err(self.late(job));
+            if std::mem::take(&mut moved) && job.heads.absent().is_empty() {
+                begin = now;
+            }
+            let waited = now.duration_since(begin);
+            if waited >= job.deadline
+                && let Some(error) = self.late(job, now)
+            {
+                return Err(error);
             }
             let since = *idle.get_or_insert(now);
             if now.duration_since(since) < SPIN {
@@ -133,7 +145,7 @@ impl Executor {
             }
             self.wait(
                 &members,
-                (job.deadline - now.duration_since(begin)).min(LOOK),
+                job.deadline.saturating_sub(waited).clamp(GLANCE, LOOK),
             )?;
             armed = false;
         }
@@ -225,8 +237,11 @@ impl Executor {
         }
     }
 
-    fn late(&self, job: &Job) -> DistError {
-        let world = |ranks: Vec<usize>| ranks.into_iter().map(|r| job.members[r]).collect();
+    /// Past the deadline: the error, unless all that are waited for have beaten since.
+    fn late(&self, job: &Job, now: Instant) -> Option<DistError> {
+        let world = |ranks: Vec<usize>| -> Vec<usize> {
+            ranks.into_iter().map(|r| job.members[r]).collect()
+        };
         let slow = (0..job.members.len())
             .filter(|&r| {
                 self.links[job.members[r]]
@@ -234,12 +249,31 @@ impl Executor {
                     .is_some_and(|l| l.blocked())
             })
             .collect();
-        DistError::Deadline {
+        let (mut absent, mut slow) = (world(job.heads.absent()), world(slow));
+        if self.control.carries_beats() {
+            let suspects = match absent.is_empty() {
+                true => &mut slow,
+                false => &mut absent,
+            };
+            let any = !suspects.is_empty();
+            suspects.retain(|&rank| {
+                now.saturating_duration_since(self.shared.last_beat(rank)) >= job.deadline
+            });
+            if any && suspects.is_empty() {
+                return None;
+            }
+        }
+        let named = if absent.is_empty() { &slow } else { &absent };
+        Some(DistError::Deadline {
             collective: Box::new(job.collective.clone()),
             after: job.deadline,
-            absent: world(job.heads.absent()),
-            slow: world(slow),
-        }
+            whereabouts: named
+                .iter()
+                .filter_map(|&r| self.shared.whereabouts(r))
+                .collect(),
+            absent,
+            slow,
+        })
     }
 }
 
@@ -281,7 +315,18 @@ impl Lane {
                 continue;
             };
             let promise = job.promise.clone();
-            let result = executor.run(job);
+            let shared = executor.shared.clone();
+            let control = executor.control.clone();
+            // A panic here would be a defect; nobody is to wait for ever because of it.
+            let result =
+                catch_unwind(AssertUnwindSafe(|| executor.run(job))).unwrap_or_else(|_| {
+                    let error = DistError::system("run a collective", "the program panicked");
+                    let (error, first) = shared.fail(error);
+                    if first {
+                        control.abort(&error.to_string());
+                    }
+                    Err(error)
+                });
             drop(executor);
             promise.fill(result);
         }
@@ -292,5 +337,61 @@ impl Lane {
         let _queue = lock(&self.queue);
         self.closing.store(true, Ordering::Release);
         self.called.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dist::buffer::{Buffer, ReduceOp};
+    use crate::dist::group::Call;
+    use crate::dist::tcp::Transport;
+    use crate::dist::testing::threads;
+
+    #[test]
+    fn a_rank_that_beats_is_waited_for() {
+        let sums = threads(2, Transport::Auto, |group| {
+            group.set_deadline(Duration::from_millis(1000));
+            if group.rank() == 1 {
+                let end = Instant::now() + Duration::from_millis(2200);
+                while Instant::now() < end {
+                    group.beat("scanning labels");
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            }
+            let one = Buffer::F32(vec![1.0]);
+            group
+                .all_reduce(Call::latency("labels"), ReduceOp::Sum, one)
+                .wait()
+        });
+        assert_eq!(sums, vec![Ok(Buffer::F32(vec![2.0])); 2]);
+    }
+
+    #[test]
+    fn a_rank_that_beats_no_longer_is_late_and_its_last_place_is_named() {
+        let errors = threads(3, Transport::Auto, |group| {
+            group.set_deadline(Duration::from_millis(800));
+            if group.rank() == 1 {
+                group.pulse().set_step(5);
+                for _ in 0..10 {
+                    group.beat("scanning labels");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                std::thread::sleep(Duration::from_millis(2000));
+            }
+            let one = Buffer::F32(vec![1.0]);
+            group
+                .all_reduce(Call::latency("labels"), ReduceOp::Sum, one)
+                .wait()
+                .unwrap_err()
+                .to_string()
+        });
+        for error in &errors {
+            assert!(
+                error.contains("rank 1 did not arrive")
+                    && error.contains("rank 1 is at \"scanning labels\" of step 5 for "),
+                "{errors:?}"
+            );
+        }
     }
 }

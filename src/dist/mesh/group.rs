@@ -18,6 +18,7 @@ use crate::dist::group::{Call, Channel, Partials, ProcessGroup, Work};
 use crate::dist::handle::{Handle, Output, Promise, lock};
 use crate::dist::log::Entry;
 use crate::dist::tree::{Order, lanes_of, nodes};
+use crate::pulse::Pulse;
 
 /// What all groups of a process share: channels, threads, log.
 pub(crate) struct Mesh {
@@ -26,7 +27,6 @@ pub(crate) struct Mesh {
     control: Arc<dyn Control>,
     lanes: [Arc<Lane>; 2],
     threads: Vec<JoinHandle<()>>,
-    deadline: Duration,
 }
 
 impl Mesh {
@@ -54,8 +54,8 @@ impl Mesh {
             control,
             threads: Vec::new(),
             lanes,
-            deadline,
         };
+        mesh.shared.set_deadline(deadline);
         for channel in Channel::ALL {
             let lane = mesh.lanes[channel as usize].clone();
             let thread = std::thread::Builder::new()
@@ -425,13 +425,16 @@ impl MeshGroup {
         };
         let promise = Arc::new(Promise::default());
         let job = Job {
-            ticket: self.mesh.shared.log.called(&collective),
+            ticket: {
+                let shared = &self.mesh.shared;
+                shared.log.called(&collective, shared.pulse.step())
+            },
             collective,
             members: self.members.clone(),
             me: self.me,
             heads: Heads::new(prepared.own, prepared.to_send, prepared.expected),
             advance: prepared.advance,
-            deadline: call.deadline.unwrap_or(self.mesh.deadline),
+            deadline: call.deadline.unwrap_or_else(|| self.mesh.shared.deadline()),
             promise: promise.clone(),
         };
         (job, promise)
@@ -561,5 +564,21 @@ impl ProcessGroup for MeshGroup {
         if first {
             self.mesh.control.abort(reason);
         }
+    }
+
+    fn set_deadline(&self, deadline: Duration) {
+        self.mesh.shared.set_deadline(deadline);
+    }
+
+    fn exit_when_stuck(&self) {
+        self.mesh.shared.exit_when_stuck();
+    }
+
+    fn pulse(&self) -> Pulse {
+        self.mesh.shared.pulse.clone()
+    }
+
+    fn carries_beats(&self) -> bool {
+        self.mesh.control.carries_beats()
     }
 }

@@ -1,4 +1,4 @@
-//! A connection to every other rank that carries no values: signs of life, errors, farewells. A rank whose connection
+//! A connection to every other rank that carries no values: signs of life, with where the rank is, errors, farewells. A rank whose connection
 //! ends without a farewell is lost; one thread looks after all of them.
 
 use std::io::{ErrorKind, Read, Write};
@@ -13,10 +13,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::error::DistError;
 use super::super::handle::lock;
-use super::super::mesh::shared::{Control, Gone, Shared};
+use super::super::mesh::shared::{Control, Gone, Shared, Sign};
 
 /// Between signs of life.
-const BEAT: Duration = Duration::from_secs(1);
+const BEAT: Duration = Duration::from_millis(250);
 /// How long a rank that leaves waits until the others have heard of it.
 const FAREWELL: Duration = Duration::from_millis(500);
 /// Most bytes of an error's text.
@@ -80,9 +80,9 @@ impl Connections {
         let thread = std::thread::Builder::new()
             .name("dist-control".into())
             .spawn(move || {
-                let tell = |kind: u8| match weak.upgrade() {
+                let tell = |kind: u8, text: &[u8]| match weak.upgrade() {
                     Some(c) => {
-                        c.tell(kind, b"");
+                        c.tell(kind, text);
                         !c.left.load(Ordering::Acquire)
                     }
                     None => false,
@@ -108,6 +108,10 @@ impl Connections {
 }
 
 impl Control for Connections {
+    fn carries_beats(&self) -> bool {
+        true
+    }
+
     fn abort(&self, reason: &str) {
         self.tell(ABORT, reason.as_bytes());
     }
@@ -134,17 +138,30 @@ fn listen(
     woken: &UnixStream,
     shared: &Shared,
     patience: Duration,
-    tell: impl Fn(u8) -> bool,
+    tell: impl Fn(u8, &[u8]) -> bool,
 ) {
     let mut beat = Instant::now();
     let mut leaving: Option<Instant> = None;
-    while !peers.is_empty() {
+    let mut trouble: Option<Instant> = None;
+    // Where everybody else is gone, the writers stay open until this rank leaves.
+    let over = || shared.failure().is_some() || shared.any_lost();
+    while !peers.is_empty() || (leaving.is_none() && over()) {
+        if over() {
+            let since = trouble.get_or_insert_with(Instant::now);
+            if let Some(how) = shared.stuck(since.elapsed()) {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "yolo-train: error: {how}: it ends itself"
+                );
+                std::process::exit(1);
+            }
+        }
         if leaving.is_some_and(|since| since.elapsed() > FAREWELL) {
             return;
         }
         if leaving.is_none() && beat.elapsed() >= BEAT {
             beat = Instant::now();
-            if !tell(ALIVE) {
+            if !tell(ALIVE, &shared.own_sign().encode()) {
                 leaving = Some(Instant::now());
             }
         }
@@ -170,7 +187,9 @@ fn listen(
                 shared.set_gone(peer.rank, gone);
                 false
             }
-            None if leaving.is_none() && peer.heard.elapsed() > patience => {
+            // Nobody is lost who would not be late.
+            None if leaving.is_none() && peer.heard.elapsed() > patience.max(shared.deadline()) => {
+                let patience = patience.max(shared.deadline());
                 let reason = format!("no sign of life for {:.0} s", patience.as_secs_f64());
                 shared.set_gone(peer.rank, Gone::Lost(reason));
                 false
@@ -178,7 +197,6 @@ fn listen(
             None => true,
         });
     }
-    // Everybody else is gone; the writers stay open until this rank leaves.
 }
 
 /// Reads what came; how the rank ended, if it did.
@@ -210,6 +228,11 @@ fn hear(peer: &mut Peer, shared: &Shared) -> Option<Gone> {
                     by: peer.rank,
                     reason: String::from_utf8_lossy(text).into_owned(),
                 });
+            }
+            ALIVE => {
+                if let Some(sign) = Sign::decode(text) {
+                    shared.heard(peer.rank, sign);
+                }
             }
             LEAVE => return Some(Gone::Left),
             _ => {}
