@@ -84,6 +84,8 @@ impl Machines {
         ];
         ranks::prepare(&mut command, mark, &[SMALL, &place[..], more].concat());
         command.env("YOLO_TRAIN_TOKEN", "0123456789abcdef");
+        // namespaces of the network do not keep these apart: they would share memory
+        command.env("YOLO_TRAIN_TRANSPORT", "sockets");
         command.current_dir(folder).spawn().unwrap()
     }
 

@@ -403,7 +403,12 @@ fn machines_with_different_numbers_of_devices_are_one_run() {
         &[&words[..], &["--device", "cpu,cpu"]].concat(),
     );
     let first = { first }.spawn().unwrap();
-    let second = node("", 1, &master, &words).spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    std::fs::write(&path, format!("{SECRET}\n")).unwrap();
+    let words = [&words[..], &["--token-file", path.to_str().unwrap()]].concat();
+    let mut second = node("", 1, &master, &words);
+    let second = second.env_remove(TOKEN).spawn().unwrap();
     let [first, second] = [first, second].map(|child| ended(child, LIMIT));
     assert!(
         first.status.success() && second.status.success(),
@@ -511,6 +516,44 @@ fn a_machine_that_does_not_come_is_named() {
     let output = ended(node("", 1, &master, &words).spawn().unwrap(), LIMIT);
     assert!(err(&output).contains(&master), "{}", err(&output));
     assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
+fn machines_that_are_numbered_wrongly_say_so_and_may_come_again() {
+    let master = master();
+    let spawn = |count, number| {
+        let place = [
+            "--nnodes",
+            count,
+            "--node-rank",
+            number,
+            "--master",
+            &master,
+        ];
+        let mut command = program("", &[&["bench", "--comm=1024"], &place[..]].concat());
+        command.env(TOKEN, SECRET).spawn().unwrap()
+    };
+    let first = spawn("3", "0");
+    let wrong = ended(spawn("2", "1"), LIMIT);
+    assert_eq!(
+        err(&wrong),
+        "yolo-train: error: node 1 has --nnodes 2, node 0 has --nnodes 3; all machines take the same\n"
+    );
+    let twice = spawn("3", "1");
+    std::thread::sleep(Duration::from_millis(500));
+    let second = spawn("3", "1");
+    std::thread::sleep(Duration::from_millis(500));
+    let third = spawn("3", "2");
+    let twice = ended(twice, LIMIT);
+    assert_eq!(
+        err(&twice),
+        "yolo-train: error: another process is node 1 of this run already; every machine has a --node-rank of its own\n"
+    );
+    assert_eq!(twice.status.code(), Some(1));
+    for child in [first, second, third] {
+        let output = ended(child, LIMIT);
+        assert!(output.status.success(), "{}", err(&output));
+    }
 }
 
 #[test]

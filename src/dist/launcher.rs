@@ -88,9 +88,15 @@ impl Launched {
         for names in &LAUNCHERS {
             let whole = get(names.rank).is_some() && get(names.size).is_some();
             let step = || STEP.iter().any(|name| get(name).is_some());
-            if whole && (names.by != Launcher::Srun || step()) {
-                return names.read(&get).map(Some);
+            if !whole || names.by == Launcher::Srun && !step() {
+                continue;
             }
+            let launched = names.read(&get)?;
+            // also a shell that srun has started, in which --device says how many ranks there are
+            if launched.by == Launcher::Srun && launched.size == 1 {
+                continue;
+            }
+            return Ok(Some(launched));
         }
         Ok(None)
     }
@@ -217,6 +223,7 @@ mod tests {
             "WORLD_SIZE=2 LOCAL_RANK=0",
             "MASTER_ADDR=a MASTER_PORT=1",
             "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_LOCALID=0 SLURM_JOB_ID=7",
+            "SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 SLURM_STEP_ID=0",
         ] {
             assert_eq!(read(pairs), Ok(None), "{pairs}");
         }

@@ -126,10 +126,16 @@ fn meet(nodes: &Nodes, master: &Master, settings: &Settings) -> anyhow::Result<R
         (board, master.to_string())
     };
     let store = StoreClient::connect(&address, board.token(), after)?;
-    if store.add(&format!("node/{node}"), 1)? > 1 {
-        return Err(RanksError::SameNode { node }.into());
-    }
+    // the last one that comes is the node: an earlier one may have ended, and been started again
+    let (claim, own_claim) = (format!("claim/{node}"), random_token()?);
+    store.set(&claim, own_claim.as_bytes())?;
     let own = format!("{count} {}", nodes.devices);
+    // before one waits for nodes that do not exist
+    if node > 0
+        && let Some(first) = store.wait("nodes/0", after)?
+    {
+        same_count(nodes, 0, &first)?;
+    }
     let all = store
         .meet("nodes", node, count, own.as_bytes(), after)
         .map_err(|e| match e {
@@ -144,21 +150,13 @@ fn meet(nodes: &Nodes, master: &Master, settings: &Settings) -> anyhow::Result<R
             }
             e => e.into(),
         })?;
+    let claimed = store.get(&claim)?.as_deref() == Some(own_claim.as_bytes());
+    if !claimed || store.add(&format!("started/{node}"), 1)? > 1 {
+        return Err(RanksError::SameNode { node }.into());
+    }
     let mut devices = vec![];
     for (other, text) in all.iter().enumerate() {
-        let text = String::from_utf8_lossy(text);
-        let (theirs, ranks) = text.split_once(' ').unwrap_or_default();
-        if theirs.parse() != Ok(count) {
-            return Err(RanksError::NodesDiffer {
-                node,
-                wanted: count,
-                other,
-                theirs: theirs.into(),
-            }
-            .into());
-        }
-        let ranks = ranks.parse::<usize>();
-        devices.push(ranks.with_context(|| format!("devices of node {other}: {text}"))?);
+        devices.push(same_count(nodes, other, text)?);
     }
     let board = Arc::new(board);
     let others = match node {
@@ -172,6 +170,23 @@ fn meet(nodes: &Nodes, master: &Master, settings: &Settings) -> anyhow::Result<R
         board,
         others,
     })
+}
+
+/// The devices of another node, which says how many nodes it knows, and how many devices it has.
+fn same_count(nodes: &Nodes, other: usize, text: &[u8]) -> anyhow::Result<usize> {
+    let text = String::from_utf8_lossy(text);
+    let (theirs, devices) = text.split_once(' ').unwrap_or_default();
+    if theirs.parse() != Ok(nodes.count) {
+        return Err(RanksError::NodesDiffer {
+            node: nodes.node,
+            wanted: nodes.count,
+            other,
+            theirs: theirs.into(),
+        }
+        .into());
+    }
+    let devices = devices.parse();
+    devices.with_context(|| format!("devices of node {other}: {text}"))
 }
 
 /// What to type on the other machines.

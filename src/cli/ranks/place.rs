@@ -45,6 +45,14 @@ impl Place {
                 None if count == 1 => 0,
                 None => return Err(needs(count, "--node-rank").into()),
             };
+            if count > 1 && settings.max_restarts > 0 {
+                return Err(RanksError::BadValue {
+                    option: "--max-restarts",
+                    given: settings.max_restarts.to_string(),
+                    allowed: "0 on several machines: restarts are for those of one",
+                }
+                .into());
+            }
             if count > 1 && master.is_none() {
                 return Err(needs(count, "--master ADDR:PORT").into());
             }
