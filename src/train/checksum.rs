@@ -92,10 +92,7 @@ mod tests {
         });
         for (param, norm) in ends {
             let name = &layout.params[5].name;
-            assert!(
-                param.contains(&format!("rank 2")) && param.contains(name),
-                "{param}"
-            );
+            assert!(param.contains("rank 2") && param.contains(name), "{param}");
             assert!(param.contains("step 100"), "{param}");
             let name = &layout.norms[3].name;
             assert!(norm.contains("rank 1") && norm.contains(name), "{norm}");

@@ -93,10 +93,11 @@ pub(super) struct Monitor {
 }
 
 impl Monitor {
-    /// Of a rank of the run in `folder`. A folder that cannot be made or written to means no status, and harms nothing.
+    /// Of a rank of the run in `folder`. A folder that is not there (on another machine) or cannot be written to means no
+    /// status, and harms nothing.
     pub fn new(folder: &Path, group: &Arc<dyn ProcessGroup>, timeout: f64) -> Self {
         let folder = folder.join(FOLDER);
-        let _ = std::fs::create_dir_all(&folder);
+        let _ = std::fs::create_dir(&folder);
         let rank = group.rank();
         let process = std::process::id();
         let status = Status {

@@ -5,6 +5,7 @@
 //! subtree, the others the second one, and an empty lane adds nothing. Two ranks that hold two lanes each and add
 //! their results get the bits of one rank that holds four.
 
+use std::iter::Peekable;
 use std::ops::Range;
 
 /// The lanes of a micro-batch that a process holds: a range of all of them.
@@ -215,11 +216,9 @@ pub fn tree_of_nodes<T>(
     values: Vec<Option<T>>,
     join: &mut impl FnMut(T, T) -> T,
 ) -> Option<T> {
-    fn walk<T>(
+    fn walk<'a, T>(
         node: Range<usize>,
-        nodes: &mut std::iter::Peekable<
-            std::iter::Zip<std::slice::Iter<'_, Range<usize>>, std::vec::IntoIter<Option<T>>>,
-        >,
+        nodes: &mut Peekable<impl Iterator<Item = (&'a Range<usize>, Option<T>)>>,
         join: &mut impl FnMut(T, T) -> T,
     ) -> Option<T> {
         if node.is_empty() {
