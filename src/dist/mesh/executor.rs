@@ -17,6 +17,9 @@ use crate::dist::log::Ticket;
 
 /// How long a rank tries again before it waits in the system. Compute threads share the cores.
 const SPIN: Duration = Duration::from_micros(20);
+/// How long it then goes on trying, giving its core to whoever wants it: being woken up takes longer than most waits for
+/// statistics of a batch norm.
+const YIELD: Duration = Duration::from_micros(400);
 /// Longest wait before the state of the group is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 /// Shortest such wait: past the deadline, while a rank still beats.
@@ -132,6 +135,10 @@ impl Executor {
             let since = *idle.get_or_insert(now);
             if now.duration_since(since) < SPIN {
                 std::hint::spin_loop();
+                continue;
+            }
+            if now.duration_since(since) < YIELD {
+                std::thread::yield_now();
                 continue;
             }
             if !armed {
