@@ -216,14 +216,28 @@ fn with_other_lanes_gradients_agree_within_rounding() {
     }
 }
 
-/// The reference operations in float64, summed over ranks.
-fn reference(group: &Arc<dyn ProcessGroup>, cut: Cut) -> Vec<f64> {
+/// The reference operations in float64, summed over ranks and the micro-batches of a step.
+fn reference(group: &Arc<dyn ProcessGroup>, cuts: &[Cut]) -> Vec<f64> {
+    let mut first = 0;
+    let mut sum: Vec<f64> = vec![];
+    for cut in cuts {
+        let of_cut = reference_of(group, first, *cut);
+        first += cut.0;
+        sum.resize(of_cut.len(), 0.0);
+        sum.iter_mut().zip(of_cut).for_each(|(s, v)| *s += v);
+    }
+    sum
+}
+
+/// That of a micro-batch whose images begin at position `first`.
+fn reference_of(group: &Arc<dyn ProcessGroup>, first: usize, cut: Cut) -> Vec<f64> {
     let network = Network::new(ModelSpec::resolve("yolo26n").unwrap(), 3);
     let layout = &network.layout;
     let state = init::init(&network, 0);
     let (n, side, backgrounds) = cut;
     let lanes = Lanes::of_rank(group.size().max(4), group.rank(), group.size(), n);
-    let (pixels, truths) = images(lanes.images().unwrap(), side, backgrounds);
+    let own = lanes.images().unwrap();
+    let (pixels, truths) = images(first + own.start..first + own.end, side, backgrounds);
     let device = Device::flex().autodiff();
     let ranks = Arc::new(GroupRanks::new(group.clone()));
     let shared: Arc<dyn Ranks> = ranks.clone();
@@ -270,18 +284,26 @@ fn reference(group: &Arc<dyn ProcessGroup>, cut: Cut) -> Vec<f64> {
 
 #[test]
 fn the_reference_in_float64_gives_the_gradient_of_one_rank() {
-    // also uneven, with a rank of backgrounds only, with empty ranks, of another size
-    for cut in [(4, 64, 0), (5, 32, 0), (4, 32, 2), (1, 64, 0), (3, 96, 0)] {
-        let one = on_ranks(1, Transport::Auto, 1, |g| reference(&g, cut));
+    // also uneven, with a rank of backgrounds only, with empty ranks, of another size, of two micro-batches
+    let cases: [&[Cut]; 6] = [
+        &[(4, 64, 0)],
+        &[(5, 32, 0)],
+        &[(4, 32, 2)],
+        &[(1, 64, 0)],
+        &[(3, 96, 0)],
+        &[(4, 32, 0), (3, 64, 0)],
+    ];
+    for cuts in cases {
+        let one = on_ranks(1, Transport::Auto, 1, |g| reference(&g, cuts));
         for ranks in [2, 3, 4] {
-            let many = on_ranks(ranks, Transport::Auto, 1, |g| reference(&g, cut));
+            let many = on_ranks(ranks, Transport::Auto, 1, |g| reference(&g, cuts));
             for of_rank in many {
                 close(
                     &of_rank,
                     &one[0],
                     1e-8,
                     1e-10,
-                    &format!("{ranks} ranks, {cut:?}"),
+                    &format!("{ranks} ranks, {cuts:?}"),
                 );
             }
         }
