@@ -2,6 +2,8 @@
 //! behind.
 #![cfg(target_os = "linux")]
 
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/squares.rs"]
 mod squares;
 
@@ -75,25 +77,8 @@ impl Case {
 
 fn command(folder: &Path, case: &Case) -> Command {
     let mut c = Command::new(cargo_bin!("yolo-train"));
-    c.current_dir(folder).args([
-        "--data",
-        "data.yaml",
-        "--imgsz",
-        "32",
-        "--batch",
-        "4",
-        "--nbs",
-        "4",
-        "--epochs",
-        "2",
-        "--workers",
-        "1",
-        "--threads",
-        "1",
-        "--no-plots",
-        "--timeout",
-        "3",
-    ]);
+    c.current_dir(folder).args(program::QUICK);
+    c.args(["--epochs", "2", "--timeout", "3"]);
     c.args(["--device", &format!("cpu:{}", case.ranks)]);
     c.args(["--name", &case.name()]);
     let Case {

@@ -1,42 +1,26 @@
 //! What a run tells of itself while it goes on and after its end: `yolo-train status`, events.jsonl.
 #![cfg(target_os = "linux")]
 
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/squares.rs"]
 mod squares;
 
-use assert_cmd::cargo::cargo_bin;
+use program::{QUICK, program};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-fn program(folder: &Path, words: &[&str]) -> Command {
-    let mut c = Command::new(cargo_bin!("yolo-train"));
-    c.current_dir(folder).args(words).stdin(Stdio::null());
-    c
+/// Words of a quick run on two ranks that logs its events.
+fn small() -> Vec<&'static str> {
+    [
+        &QUICK[..],
+        &["--epochs", "2", "--device", "cpu:2", "--json-log"],
+    ]
+    .concat()
 }
-
-const SMALL: [&str; 18] = [
-    "--data",
-    "data.yaml",
-    "--imgsz",
-    "32",
-    "--batch",
-    "4",
-    "--nbs",
-    "4",
-    "--epochs",
-    "2",
-    "--workers",
-    "1",
-    "--threads",
-    "1",
-    "--no-plots",
-    "--device",
-    "cpu:2",
-    "--json-log",
-];
 
 fn status(folder: &Path, words: &[&str]) -> Output {
     program(folder, &[&["status"], words].concat())
@@ -53,7 +37,7 @@ fn json(output: &Output) -> Value {
 fn a_finished_run_has_a_status_and_a_line_for_every_event() {
     let t = tempfile::tempdir().unwrap();
     squares::data_set(t.path());
-    let out = program(t.path(), &SMALL).output().unwrap();
+    let out = program(t.path(), &small()).output().unwrap();
     assert!(
         out.status.success(),
         "{}",
@@ -107,7 +91,7 @@ fn a_running_run_is_seen_and_a_rank_whose_process_is_gone_is_named() {
     let t = tempfile::tempdir().unwrap();
     squares::data_set(t.path());
     // both wait for ever: one in a hang, the other one for it
-    let mut first = program(t.path(), &SMALL)
+    let mut first = program(t.path(), &small())
         .args(["--timeout", "1000"])
         .env("YOLO_TRAIN_FAULT", "rank:1,step:1,place:forward,kind:hang")
         .stdout(Stdio::null())

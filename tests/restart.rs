@@ -1,6 +1,8 @@
 //! `--max-restarts`: ranks that fail start again, and the result is that of an undisturbed run.
 #![cfg(target_os = "linux")]
 
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/squares.rs"]
 mod squares;
 
@@ -13,10 +15,7 @@ use std::time::Duration;
 fn run(folder: &Path, name: &str, words: &[&str]) -> Command {
     let mut c = Command::new(cargo_bin!("yolo-train"));
     c.current_dir(folder).stdin(Stdio::null());
-    c.args(
-        "--data data.yaml --imgsz 32 --batch 4 --nbs 4 --workers 1 --threads 1 --no-plots"
-            .split(' '),
-    );
+    c.args(program::QUICK);
     c.args(["--device", "cpu,cpu", "--save-steps", "1", "--name", name]);
     c.args(words);
     c

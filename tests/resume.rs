@@ -1,13 +1,15 @@
 //! Runs that are killed, stopped or damaged, and go on to the same bytes.
 
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/squares.rs"]
 mod squares;
 
+use program::{output, program, stderr, workplace};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 const SMALL: [&str; 14] = [
     "--data",
@@ -25,30 +27,6 @@ const SMALL: [&str; 14] = [
     "--warmup-epochs",
     "1.5",
 ];
-
-fn workplace() -> TempDir {
-    let t = tempfile::tempdir().unwrap();
-    squares::data_set(t.path());
-    t
-}
-
-fn program(folder: &Path, words: &[&str]) -> Command {
-    let mut c = Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"));
-    c.current_dir(folder)
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    c
-}
-
-fn output(folder: &Path, words: &[&str]) -> Output {
-    program(folder, words).output().unwrap()
-}
-
-fn stderr(o: &Output) -> String {
-    String::from_utf8_lossy(&o.stderr).into_owned()
-}
 
 #[track_caller]
 fn succeeds(folder: &Path, words: &[&str]) -> String {

@@ -1,14 +1,15 @@
 //! Training over several ranks as a user starts it: processes on this machine, which end with the bytes of one.
 #![cfg(target_os = "linux")]
 
+#[path = "support/program.rs"]
+mod program;
 #[path = "support/squares.rs"]
 mod squares;
 
+use program::{output, program, stderr, workplace};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use tempfile::TempDir;
 
 /// Eight images in batches of 5 and 3: shards are uneven, and on four ranks one has nothing in the second.
 const SMALL: [&str; 14] = [
@@ -27,30 +28,6 @@ const SMALL: [&str; 14] = [
     "--no-plots",
     "--accumulate=2",
 ];
-
-fn workplace() -> TempDir {
-    let t = tempfile::tempdir().unwrap();
-    squares::data_set(t.path());
-    t
-}
-
-fn program(folder: &Path, words: &[&str]) -> Command {
-    let mut c = Command::new(assert_cmd::cargo::cargo_bin!("yolo-train"));
-    c.current_dir(folder)
-        .args(words)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    c
-}
-
-fn output(folder: &Path, words: &[&str]) -> Output {
-    program(folder, words).output().unwrap()
-}
-
-fn stderr(o: &Output) -> String {
-    String::from_utf8_lossy(&o.stderr).into_owned()
-}
 
 /// Trains into `runs/detect/NAME`; the folder and what was said.
 #[track_caller]

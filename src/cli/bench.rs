@@ -1,6 +1,6 @@
 //! `yolo-train bench`.
 
-use super::outcome::{Outcome, print};
+use super::outcome::{Outcome, print_found};
 use super::{bench_comm, bench_scaling, ranks};
 use crate::config::{Command, Settings};
 use crate::report::Console;
@@ -15,10 +15,6 @@ pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     }
     ranks::only_one(settings, Command::Bench)?;
     let b = bench::run(settings, &Console::new())?;
-    if settings.json {
-        print(&format!("{}\n", serde_json::to_string(&b)?))?;
-    } else {
-        print(&b.table())?;
-    }
+    print_found(settings.json, &b, || b.table())?;
     Ok(Outcome::Finished)
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::outcome::{Outcome, print};
+use super::outcome::{Outcome, print_found};
 use super::ranks;
 use crate::config::{ConfigError, Place, Settings, find};
 use crate::dist::ProcessGroup;
@@ -60,12 +60,7 @@ pub fn run(settings: &Settings, sizes: &[usize]) -> anyhow::Result<Outcome> {
     ranks::run(settings, |group| {
         let found = found(&**group, sizes)?;
         if group.rank() == 0 {
-            let text = if settings.json {
-                format!("{}\n", serde_json::to_string(&found)?)
-            } else {
-                found.table()
-            };
-            print(&text)?;
+            print_found(settings.json, &found, || found.table())?;
         }
         Ok(Outcome::Finished)
     })

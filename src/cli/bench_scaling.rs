@@ -1,6 +1,6 @@
 //! `yolo-train bench --scaling`: training over ranks beside independent runs.
 
-use super::outcome::{Outcome, print};
+use super::outcome::{Outcome, print_found};
 use super::ranks;
 use crate::config::Settings;
 use crate::report::Console;
@@ -10,12 +10,7 @@ pub fn run(settings: &Settings) -> anyhow::Result<Outcome> {
     ranks::several(settings, "bench --scaling")?;
     ranks::run(settings, |group| {
         if let Some(found) = scaling::run(settings, group, settings.rounds, &Console::new())? {
-            let text = if settings.json {
-                format!("{}\n", serde_json::to_string(&found)?)
-            } else {
-                found.table()
-            };
-            print(&text)?;
+            print_found(settings.json, &found, || found.table())?;
         }
         Ok(Outcome::Finished)
     })

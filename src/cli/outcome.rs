@@ -1,5 +1,6 @@
 //! How a command ends: the exit code, and the one line on standard error where it failed.
 
+use serde::Serialize;
 use std::io::{self, ErrorKind, Write};
 
 use super::ranks::RanksError;
@@ -77,6 +78,22 @@ pub fn print(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
+}
+
+/// Prints what a bench has found: one JSON object in a line where `json` asks for it, otherwise `table`.
+///
+/// # Errors
+/// Those of [`print`].
+pub(super) fn print_found(
+    json: bool,
+    found: &impl Serialize,
+    table: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    print(&match json {
+        true => format!("{}\n", serde_json::to_string(found)?),
+        false => table(),
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -140,29 +140,6 @@ fn around(shape: &Shape, axis: usize) -> [usize; 2] {
     [product(0..axis), product(axis + 1..shape.num_dims())]
 }
 
-/// `a` and `b` one after the other in each of `rows` rows.
-fn interleave<E: Copy>(a: &[E], b: &[E], rows: usize, out: &mut [E]) {
-    if rows == 0 {
-        return;
-    }
-    let (wa, wb) = (a.len() / rows, b.len() / rows);
-    for (row, out) in out.chunks_exact_mut((wa + wb).max(1)).enumerate() {
-        out[..wa].copy_from_slice(&a[row * wa..][..wa]);
-        out[wa..].copy_from_slice(&b[row * wb..][..wb]);
-    }
-}
-
-/// Elements `at` of each of `rows` rows.
-fn columns<E: Copy>(x: &[E], rows: usize, at: std::ops::Range<usize>, out: &mut [E]) {
-    if rows == 0 || at.is_empty() {
-        return;
-    }
-    let width = x.len() / rows;
-    for (row, out) in out.chunks_exact_mut(at.len()).enumerate() {
-        out.copy_from_slice(&x[row * width..][at.clone()]);
-    }
-}
-
 /// Puts each of `rows` rows at `at` of those of `out`.
 fn put_columns<E: Copy>(x: &[E], rows: usize, at: std::ops::Range<usize>, out: &mut [E]) {
     if rows == 0 || at.is_empty() {
@@ -359,33 +336,34 @@ impl Kernels for Flex {
     }
     fn join2(a: T, b: T, axis: usize) -> T {
         let mut shape = a.shape();
-        let [rows, _] = around(&shape, axis);
+        let [_, inner] = around(&shape, axis);
+        let widths = [&a, &b].map(|t| t.shape()[axis] * inner);
         shape[axis] += b.shape()[axis];
         if a.dtype() == DType::F64 {
             let (a, b) = (a.to_contiguous(), b.to_contiguous());
             let mut y = vec![0.0f64; shape.num_elements()];
-            interleave(wide(&a), wide(&b), rows, &mut y);
+            shape::concat(&[(wide(&a), widths[0]), (wide(&b), widths[1])], &mut y);
             return FlexTensor::from_data(TensorData::new(y, shape));
         }
         let (a, b) = (dense(a), dense(b));
         let mut y = buffer(shape.num_elements());
-        interleave(values(&a), values(&b), rows, &mut y);
+        shape::concat(&[(values(&a), widths[0]), (values(&b), widths[1])], &mut y);
         y.into_tensor(shape)
     }
     fn along(x: T, axis: usize, start: usize, len: usize) -> T {
         let mut shape = x.shape();
-        let [rows, inner] = around(&shape, axis);
+        let [_, inner] = around(&shape, axis);
+        let (width, first, taken) = (shape[axis] * inner, start * inner, len * inner);
         shape[axis] = len;
-        let at = start * inner..(start + len) * inner;
         if x.dtype() == DType::F64 {
             let x = x.to_contiguous();
             let mut y = vec![0.0f64; shape.num_elements()];
-            columns(wide(&x), rows, at, &mut y);
+            shape::slice_channels(wide(&x), width, first, taken, &mut y);
             return FlexTensor::from_data(TensorData::new(y, shape));
         }
         let x = dense(x);
         let mut y = buffer(shape.num_elements());
-        columns(values(&x), rows, at, &mut y);
+        shape::slice_channels(values(&x), width, first, taken, &mut y);
         y.into_tensor(shape)
     }
     fn within(x: T, axis: usize, start: usize, total: usize) -> T {

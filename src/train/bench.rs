@@ -4,6 +4,7 @@ use super::engine::{Engine, Phases, Team, Turn};
 use super::error::TrainError;
 use super::plan::{self, Plan};
 use super::session::{Data, compute_pool, gains, loader_config};
+use super::spread::Spread;
 use crate::config::Settings;
 use crate::config::dataset::SplitName;
 use crate::config::model::ModelSpec;
@@ -55,17 +56,11 @@ pub struct Bench {
     pub share_of_peak: f64,
 }
 
-fn milliseconds(mut seconds: Vec<f64>) -> Milliseconds {
-    seconds.sort_by(f64::total_cmp);
-    let n = seconds.len();
-    let median = if n % 2 == 1 {
-        seconds[n / 2]
-    } else {
-        (seconds[n / 2 - 1] + seconds[n / 2]) / 2.0
-    };
+fn milliseconds(seconds: Vec<f64>) -> Milliseconds {
+    let Spread { median, min, .. } = Spread::of(seconds);
     Milliseconds {
         median: median * 1e3,
-        min: seconds[0] * 1e3,
+        min: min * 1e3,
     }
 }
 

@@ -38,8 +38,6 @@ pub struct Counters {
     pub images_seen: u64,
     /// Of the live weights and of the average.
     pub batches_tracked: [u64; 2],
-    /// Lanes that sums over images are formed in, on all ranks together.
-    pub lanes: usize,
     /// Of the step that is under way: sums of target scores of the heads in each lane, images of each lane,
     /// micro-batches.
     pub score_sums: Vec<[f64; 2]>,

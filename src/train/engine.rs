@@ -199,7 +199,6 @@ impl Engine {
             steps: self.optimizer.steps,
             images_seen: self.images_seen,
             batches_tracked: [self.state.batches_tracked, self.average.batches_tracked],
-            lanes: self.team.lanes,
             score_sums: self.lane_scores.clone(),
             lane_images: self.growing.lane_images(),
             micro_batches: self.pending(),

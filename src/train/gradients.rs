@@ -17,7 +17,7 @@ use crate::config::Settings;
 use crate::dist::{Buffer, Call, DType, DistError, Handle, Partials, ProcessGroup};
 use crate::model::Layout;
 use crate::model::layout::ParamId;
-use crate::ops::cpu::lanes::{LaneSums, Lanes, lanes_of, tree_sum};
+use crate::ops::cpu::lanes::{LaneSums, Lanes, cut as cut_lanes, lanes_of, tree_sum};
 use crate::ops::ranks::GradientSink;
 
 /// Elements of a task of the sum over lanes.
@@ -193,13 +193,11 @@ impl StepGradient {
             inner.lane_images.fill(0);
             inner.started.clear();
         }
-        for (l, count) in inner.lane_images.iter_mut().enumerate() {
-            *count += (l + 1) * images / self.lanes - l * images / self.lanes;
+        let lanes = cut_lanes(images, self.lanes);
+        for (count, lane) in inner.lane_images.iter_mut().zip(&lanes) {
+            *count += lane.len();
         }
-        let has_image = |lane: usize| {
-            let lane = lane + self.own.start;
-            (lane + 1) * images / self.lanes > lane * images / self.lanes
-        };
+        let has_image = |lane: usize| !lanes[self.own.start + lane].is_empty();
         let filled = inner.groups.iter().rposition(|g| g.clone().any(has_image));
         inner.filled = filled.unwrap_or(0);
         inner.written.fill(false);

@@ -22,6 +22,7 @@ mod run;
 pub mod scaling;
 pub mod schedule;
 mod session;
+pub mod spread;
 mod start;
 pub mod status;
 mod together;

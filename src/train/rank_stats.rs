@@ -2,6 +2,7 @@
 
 use super::error::TrainError;
 use super::run::Attempt;
+use super::spread::Spread;
 use crate::dist::{Buffer, Call, ProcessGroup};
 use crate::report::{Console, resident_memory};
 use std::fmt::Write as _;
@@ -102,7 +103,7 @@ impl RankStats {
         let _ = write!(self.text, "{step},{}", all.len());
         let mut shown = vec![];
         for (i, name) in FIGURES.into_iter().enumerate() {
-            let [min, median, max] = spread(all.iter().map(|r| r[i]).collect());
+            let Spread { min, median, max } = Spread::of(all.iter().map(|r| r[i]).collect());
             let _ = write!(self.text, ",{min:.4},{median:.4},{max:.4}");
             shown.push(format!("{name} {min:.2}/{median:.2}/{max:.2}"));
         }
@@ -123,20 +124,12 @@ impl RankStats {
     }
 }
 
-/// Least, median and greatest.
-fn spread(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_by(f64::total_cmp);
-    let n = values.len();
-    let median = (values[(n - 1) / 2] + values[n / 2]) / 2.0;
-    [values[0], median, values[n - 1]]
-}
-
 /// Ranks that compute over [`SLOW`] times as long as the median of the others, and how many times.
 fn slow_ranks(compute: &[f64]) -> Vec<(usize, f64)> {
     let times = compute.iter().enumerate().filter_map(|(rank, own)| {
         let mut others = compute.to_vec();
         others.remove(rank);
-        let median = (!others.is_empty()).then(|| spread(others)[1])?;
+        let median = (!others.is_empty()).then(|| Spread::of(others).median)?;
         (median > 0.0).then_some((rank, own / median))
     });
     times.filter(|(_, t)| *t > SLOW).collect()

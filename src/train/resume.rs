@@ -3,7 +3,7 @@
 use super::checkpoint::{Checkpoint, Header};
 use super::checkpoints;
 use super::error::TrainError;
-use super::together::{agree, from_first, leads};
+use super::together::{agree, from_first, leads, same_path};
 use crate::config::{OPTIONS, Settings};
 use crate::dist::ProcessGroup;
 use crate::report::Console;
@@ -70,22 +70,19 @@ pub fn find(
         Ok((checkpoint, folder, lock))
     });
     let first = agree(group, "run to go on with", first.transpose())?;
-    let (checkpoint, folder, lock) = match (first, group.size()) {
-        (Some((c, folder, lock)), 1) => (c, folder, Some(lock)),
-        (first, _) => {
-            let (path, folder, bytes, lock) = match first {
-                Some((c, folder, lock)) => {
-                    let names = (c.path().to_owned(), folder);
-                    (names.0, names.1, c.bytes().to_vec(), Some(lock))
-                }
-                None => (PathBuf::new(), PathBuf::new(), vec![], None),
-            };
-            let names = serde_json::to_vec(&(path, folder)).unwrap_or_default();
-            let names = from_first(group, "names of a checkpoint", names)?;
-            let bytes = from_first(group, "checkpoint", bytes)?;
-            let (path, folder): (PathBuf, PathBuf) =
-                serde_json::from_slice(&names).unwrap_or_default();
-            (Checkpoint::parse(&path, bytes)?, folder, lock)
+    let (own, folder, lock) = match first {
+        Some((c, folder, lock)) => (Some(c), folder, Some(lock)),
+        None => (None, PathBuf::new(), None),
+    };
+    let folder = same_path(group, "folder of a run", folder)?;
+    let checkpoint = match own {
+        Some(c) if group.size() == 1 => c,
+        own => {
+            let (path, bytes) = own.map_or_else(Default::default, |c| {
+                (c.path().to_owned(), c.bytes().to_vec())
+            });
+            let path = same_path(group, "name of a checkpoint", path)?;
+            Checkpoint::parse(&path, from_first(group, "checkpoint", bytes)?)?
         }
     };
     let Header { settings, .. } = &checkpoint.header;

@@ -779,12 +779,13 @@ impl<'a> Run<'a> {
         let inference = Inference::new(network, state, self.engine.gains, &self.device)
             .with_class_weights(self.engine.class_weights.clone());
         let (rank, ranks) = (self.group.rank(), self.group.size());
-        let mut bar = self.console.bar("  validation", split.images.len() / ranks);
+        let batches = loader.val_batches_of(self.settings.batch, rank, ranks);
+        let mut bar = self.console.bar("  validation", batches.images());
         let v = validate(
             &*self.group,
             &inference,
             split,
-            loader.val_batches_of(self.settings.batch, rank, ranks),
+            batches,
             &choice(&self.settings),
             self.interrupted,
             |done| {

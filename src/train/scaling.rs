@@ -8,6 +8,7 @@ use super::engine::{Engine, Team, Turn};
 use super::error::TrainError;
 use super::gradients::Buckets;
 use super::session::{cores_of_rank, gains};
+use super::spread::Spread;
 use super::together::agree;
 use crate::config::Settings;
 use crate::data::batch::Batch;
@@ -78,26 +79,6 @@ impl Way {
     }
 }
 
-/// Median, least and greatest over the rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
-        values.sort_by(f64::total_cmp);
-        let n = values.len();
-        Self {
-            median: (values[(n - 1) / 2] + values[n / 2]) / 2.0,
-            min: values[0],
-            max: values[n - 1],
-        }
-    }
-}
-
 /// What was found of a way.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
@@ -144,7 +125,7 @@ pub fn run(
         settings.batch = IMAGES_OF_RANK * ranks;
     }
     let settings = &settings;
-    let threads = settings.threads_or_default(cores_of_rank(ranks));
+    let threads = settings.threads_or_default(cores_of_rank(group.sharing()));
     let pool = |threads: usize| {
         rayon::ThreadPoolBuilder::new()
             .num_threads(threads)

@@ -84,12 +84,13 @@ pub fn val(
         ));
         let inference = Inference::new(&network, &state, gains(settings), &Device::flex());
         let pass = || -> Result<(), TrainError> {
-            let mut bar = console.bar("validation", split.images.len() / ranks);
+            let batches = loader.val_batches_of(settings.batch, rank, ranks);
+            let mut bar = console.bar("validation", batches.images());
             let v = validate(
                 group,
                 &inference,
                 &split,
-                loader.val_batches_of(settings.batch, rank, ranks),
+                batches,
                 &choice(settings),
                 interrupted,
                 |done| {

@@ -118,9 +118,7 @@ pub fn nodes(lanes: usize, own: Range<usize>) -> Vec<Range<usize>> {
 
 /// Images of each lane: lane `l` of `lanes` begins at `floor(l * images / lanes)`.
 pub fn cut(images: usize, lanes: usize) -> Vec<Range<usize>> {
-    (0..lanes)
-        .map(|l| l * images / lanes..(l + 1) * images / lanes)
-        .collect()
+    Lanes::whole(lanes).cut(images)
 }
 
 /// Where sums over groups of lanes go.

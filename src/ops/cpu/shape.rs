@@ -17,7 +17,7 @@ fn pixels_of_task(channels: usize) -> usize {
 ///
 /// # Panics
 /// If a part's pixels are not those of `out`.
-pub fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
+pub fn concat<T: Copy + Send + Sync>(parts: &[(&[T], usize)], out: &mut [T]) {
     let total: usize = parts.iter().map(|p| p.1).sum();
     let pixels = out.len() / total.max(1);
     for (x, c) in parts {
@@ -50,7 +50,13 @@ pub fn concat(parts: &[(&[f32], usize)], out: &mut [f32]) {
 ///
 /// # Panics
 /// If the channels are not there or sizes do not fit.
-pub fn slice_channels(x: &[f32], channels: usize, first: usize, len: usize, out: &mut [f32]) {
+pub fn slice_channels<T: Copy + Send + Sync>(
+    x: &[T],
+    channels: usize,
+    first: usize,
+    len: usize,
+    out: &mut [T],
+) {
     check(x, channels, first, len, out);
     let task = pixels_of_task(channels);
     out.par_chunks_mut((task * len).max(1))
@@ -249,7 +255,7 @@ fn tasks_of(row: usize) -> usize {
     (CHUNK / row.max(1)).max(1)
 }
 
-fn check(x: &[f32], channels: usize, first: usize, len: usize, part: &[f32]) {
+fn check<T>(x: &[T], channels: usize, first: usize, len: usize, part: &[T]) {
     assert!(
         first + len <= channels,
         "channels {first}..{} of {channels}",
@@ -264,11 +270,11 @@ fn check(x: &[f32], channels: usize, first: usize, len: usize, part: &[f32]) {
 
 /// Copies `len` channels of each pixel from `from` on of `x` to `to` on of `out`.
 #[inline]
-fn copy_columns(
-    x: &[f32],
+fn copy_columns<T: Copy>(
+    x: &[T],
     xc: usize,
     from: usize,
-    out: &mut [f32],
+    out: &mut [T],
     oc: usize,
     to: usize,
     len: usize,
