@@ -114,7 +114,15 @@ impl Executor {
                     continue;
                 }
                 Ok(Step::Blocked) => {}
-                Err(fault) => return Err(self.explain(job, fault)),
+                Err(fault) => {
+                    if matches!(fault, Fault::Mismatch(..)) {
+                        let end = Instant::now() + PATIENCE;
+                        while !job.heads.told(&mut wire) && Instant::now() < end {
+                            std::thread::yield_now();
+                        }
+                    }
+                    return Err(self.explain(job, fault));
+                }
             }
             if let Some(failure) = self.shared.failure() {
                 return Err(failure);

@@ -113,8 +113,8 @@ impl Heads {
         self.to_send.iter().all(Option::is_none) && self.absent().is_empty()
     }
 
-    /// Sends and receives what is possible; tells whether something was.
-    pub(crate) fn step(&mut self, wire: &mut Wire<'_>) -> Result<bool, Fault> {
+    /// Sends what is possible; tells whether something was.
+    fn send(&mut self, wire: &mut Wire<'_>) -> Result<bool, Fault> {
         let mut progress = false;
         for rank in 0..wire.size() {
             if let Some(header) = &self.to_send[rank]
@@ -123,6 +123,22 @@ impl Heads {
                 self.to_send[rank] = None;
                 progress = true;
             }
+        }
+        Ok(progress)
+    }
+
+    /// Whether every rank has been sent this one's header. A link that fails has nobody to tell.
+    pub(crate) fn told(&mut self, wire: &mut Wire<'_>) -> bool {
+        let sent = self.send(wire).is_err() || self.to_send.iter().all(Option::is_none);
+        let others = (0..wire.size()).filter(|&r| self.expected[r]);
+        others.fold(sent, |told, r| wire.flush(r).unwrap_or(true) && told)
+    }
+
+    /// Sends and receives what is possible; tells whether something was.
+    pub(crate) fn step(&mut self, wire: &mut Wire<'_>) -> Result<bool, Fault> {
+        // First to all: a rank that finds that it does not agree with one must have told the others what it calls.
+        let mut progress = self.send(wire)?;
+        for rank in 0..wire.size() {
             if self.expected[rank] && self.got[rank].is_none() && wire.fill(rank, HEADER)? {
                 let world = wire.members[rank];
                 let header = Header::decode(wire.piece(rank, HEADER))
