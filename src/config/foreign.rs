@@ -27,10 +27,12 @@ const FOREIGN: &[(&str, &str, &str)] = &[
     ),
     ("cls_remap", ALWAYS, "--weights matches classes by name"),
     ("verbose", ALWAYS, "the whole plan is always printed"),
-    ("deterministic", ALWAYS, "every run is deterministic"),
-    ("amp", LATER, "numbers are 32-bit floats"),
-    ("half", LATER, "numbers are 32-bit floats"),
-    ("quantize", LATER, "numbers are 32-bit floats"),
+    ("half", LATER, "validation and prediction use 32-bit floats"),
+    (
+        "quantize",
+        LATER,
+        "validation and prediction use 32-bit floats",
+    ),
     ("profile", LATER, "leave it out"),
     ("compile", ALWAYS, "the program is compiled already"),
     (

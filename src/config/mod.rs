@@ -24,5 +24,5 @@ pub use error::{ConfigError, Place};
 pub use foreign::reason as foreign_option;
 pub use kind::{Interval, Kind};
 pub use options::{Command, DefaultText, OPTIONS, OptionSpec, SOURCES, find, options_of};
-pub use settings::{Given, LrScaling, Optimizer, ScaleRange, Settings, SplitName};
+pub use settings::{Amp, Given, LrScaling, Optimizer, ScaleRange, Settings, SplitName};
 pub use suggest::nearest;

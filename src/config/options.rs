@@ -2,7 +2,7 @@
 //! [`Settings`] are all made from it. To add an option, add its row; the tests beneath go through every row.
 
 use super::kind::{Interval, Kind, PRACTICALLY_UNLIMITED};
-use super::settings::{Given, LrScaling, Optimizer, ScaleRange, SplitName};
+use super::settings::{Amp, Given, LrScaling, Optimizer, ScaleRange, SplitName};
 use super::value::{Field, Value};
 
 /// What the program can be asked to do.
@@ -255,7 +255,7 @@ options! {
     }
     "Machine" {
         "device" device: String = Is("auto"), Kind::Device, COMPUTE,
-            "Where to compute; this version knows auto and cpu, and cpu,cpu or cpu:N for several ranks";
+            "Where to compute: auto, cpu, 0 or 0,1 (GPUs), -1 (an idle GPU), wgpu:0; cpu,cpu or cpu:N for several ranks on CPUs";
         "nnodes" nnodes: usize = Is("1"), Kind::Integer { min: 1, max: 1024 }, TRAIN_VAL_BENCH,
             "Machines of the run; yolo-train is started on each, with its own --node-rank and --device";
         "node-rank" node_rank: Option<usize> = Unset("must be given where --nnodes is above 1"), Kind::Integer { min: 0, max: 1023 }, TRAIN_VAL_BENCH,
@@ -277,6 +277,12 @@ options! {
         "threads" threads: Option<usize> = Unset("one per processor core"),
             Kind::Integer { min: 1, max: 1024 }, COMPUTE,
             "Threads that compute; the results do not depend on it";
+        "amp" amp: Amp = Is("auto"), Kind::Choice(Amp::NAMES), TRAIN_BENCH,
+            "Numbers of activations on GPUs: auto is bf16 where the GPU has it; weights, statistics and the loss stay float32";
+        "tf32" tf32: bool = Is("false"), Kind::Flag, TRAIN_BENCH,
+            "On GPUs with --amp off: convolutions round their float32 inputs to TF32";
+        "deterministic" deterministic: bool = Is("false"), Kind::Flag, TRAIN_BENCH,
+            "On GPUs: the same bits from run to run and on any number of ranks, as always on CPUs; slower";
         "lanes" lanes: Option<usize> = Unset("4, or the number of ranks where that is not 1, 2 or 4"),
             Kind::Integer { min: 1, max: 1024 }, TRAIN_BENCH,
             "Parts of a batch that sums are formed in; the results depend on it, not on threads or ranks";

@@ -180,7 +180,7 @@ fn defaults_are_those_of_the_specification() {
         cls 0.5; dfl 1.5; hsv_h 0.015; hsv_s 0.7; hsv_v 0.4; degrees 0.0; translate 0.1; scale [0.5, 1.5]; shear 0.0; \
         perspective 0.0; flipud 0.0; fliplr 0.5; mosaic 1.0; mixup 0.0; cutmix 0.0; conf null; iou 0.7; max_det 300; \
         end2end false; accumulate null; lr_scaling auto; drop_last false; skip_bad false; cfg null; weights null; split val; \
-        nc 80; lanes null; sync_bn true; bucket_mb 4.0; steps 10; comm null; scaling false; rounds 3; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
+        nc 80; amp auto; tf32 false; deterministic false; lanes null; sync_bn true; bucket_mb 4.0; steps 10; comm null; scaling false; rounds 3; json false; time null; resume null; save_steps 0; keep_checkpoints 2; \
         freeze null; class_weights null; plots true; \
         source null; save true; save_txt false; save_conf false; save_json false; save_crop false; show_labels true; \
         show_conf true; line_width null; \
@@ -256,6 +256,9 @@ fn each_command_takes_its_options() {
             "timeout",
             "workers",
             "threads",
+            "amp",
+            "tf32",
+            "deterministic",
             "lanes",
             "sync-bn",
             "bucket-mb",

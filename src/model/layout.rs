@@ -131,6 +131,31 @@ pub struct Layout {
 }
 
 impl Layout {
+    /// The same with every parameter at a multiple of `align` elements.
+    #[must_use]
+    pub fn padded(&self, align: usize) -> Self {
+        let mut padded = self.clone();
+        padded.param_len = 0;
+        for p in &mut padded.params {
+            p.offset = padded.param_len;
+            padded.param_len += p.len().next_multiple_of(align);
+        }
+        padded
+    }
+
+    /// Values in this layout's order, from those in that of `other`, which has the same parameters; 0 in between.
+    ///
+    /// # Panics
+    /// If a parameter is missing in `values`.
+    #[must_use]
+    pub fn gather_from(&self, other: &Layout, values: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; self.param_len];
+        for (to, from) in self.params.iter().zip(&other.params) {
+            out[to.range()].copy_from_slice(&values[from.range()]);
+        }
+        out
+    }
+
     pub(crate) fn param(
         &mut self,
         name: String,
@@ -164,5 +189,34 @@ impl Layout {
         });
         self.buffer_len += 2 * channels;
         self.norms.len() - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_come_back_from_a_padded_layout() {
+        let mut l = Layout::default();
+        for len in [3, 128, 1, 200] {
+            l.param(
+                String::new(),
+                vec![len],
+                ParamKind::Bias,
+                HeadOf::OneToMany,
+                Init::Fill(0.0),
+            );
+        }
+        let wide = l.padded(128);
+        assert_eq!(
+            wide.params.iter().map(|p| p.offset).collect::<Vec<_>>(),
+            [0, 128, 256, 384]
+        );
+        assert_eq!(wide.param_len, 384 + 256);
+        let values: Vec<f32> = (0..l.param_len).map(|i| i as f32).collect();
+        let there = wide.gather_from(&l, &values);
+        assert_eq!(there[128], 3.0);
+        assert_eq!(l.gather_from(&wide, &there), values);
     }
 }

@@ -1,10 +1,14 @@
 //! Parameters and running statistics as tensors, for one forward pass.
 
+#[cfg(feature = "gpu")]
+use super::layout::ParamInfo;
 use super::layout::{Layout, NormId, NormInfo, ParamId};
 use crate::ops::cpu::lanes::Lanes;
 use crate::ops::ranks::{GradientSink, Param as Parameter, Ranks, Slot, Synced};
 use crate::ops::{BatchStats, Norm};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+#[cfg(feature = "gpu")]
+use burn_cubecl::tensor::CubeTensor;
 use std::sync::Arc;
 
 enum Param {
@@ -70,6 +74,39 @@ impl Tensors {
             .collect();
         Self {
             params,
+            tracked,
+            norms: vec![],
+            lanes: Lanes::USUAL,
+            sink: None,
+        }
+    }
+
+    /// Parameters that lie in arrays on a device, in the order of the padded `layout`: weights of convolutions in
+    /// `weights`, of whatever float type, the others in `vectors`. All of them that are trained are leaves of a graph.
+    #[cfg(feature = "gpu")]
+    #[must_use]
+    pub fn on_device(layout: &Layout, weights: &CubeTensor, vectors: &CubeTensor) -> Self {
+        use crate::ops::gpu::flat;
+        let tracked: Vec<bool> = layout.params.iter().map(ParamInfo::trained).collect();
+        let params =
+            layout
+                .params
+                .iter()
+                .zip(&tracked)
+                .map(|(p, &track)| match *p.shape.as_slice() {
+                    [a, b, c, d] => {
+                        let t = flat::tensor::<4>(flat::view(weights, p.offset, [a, b, c, d]));
+                        let t = Tensor::from_inner(t);
+                        Param::Weight(if track { t.require_grad() } else { t })
+                    }
+                    _ => {
+                        let t = flat::tensor::<1>(flat::view(vectors, p.offset, [p.len()]));
+                        let t = Tensor::from_inner(t);
+                        Param::Vector(if track { t.require_grad() } else { t })
+                    }
+                });
+        Self {
+            params: params.collect(),
             tracked,
             norms: vec![],
             lanes: Lanes::USUAL,

@@ -43,6 +43,17 @@ pub struct Counters {
     pub score_sums: Vec<[f64; 2]>,
     pub lane_images: Vec<usize>,
     pub micro_batches: usize,
+    /// Of float16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
+}
+
+/// State of the scaling of losses.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    pub scale: f32,
+    /// Steps since it changed.
+    pub good_steps: u32,
 }
 
 /// What a checkpoint says besides its arrays.

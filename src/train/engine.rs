@@ -1,11 +1,14 @@
 //! Forward, backward and optimizer step of one device among its ranks.
 
 use super::checkpoint::{Checkpoint, CheckpointError, Counters};
+#[cfg(feature = "gpu")]
+use super::device::{self, DeviceError, OnDevice};
 use super::ema;
 use super::fault;
 use super::flat::{self, Flat, GradientScale, gradient_norm};
 use super::gradients::{Buckets, StepGradient};
 use super::optim::{MAX_NORM, Optimizer, clip_factor};
+use super::precision::Precision;
 use super::schedule::Rates;
 use crate::dist::{Buffer, Call, DistError, GroupRanks, Handle, ProcessGroup, Single};
 use crate::loss::{
@@ -53,10 +56,21 @@ impl Team {
     }
 }
 
+/// Why a micro-batch or a step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Another rank is lost, late, or does something else.
+    #[error(transparent)]
+    Dist(#[from] DistError),
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
 /// A step that was done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Step {
-    /// Norm of the gradient before clipping.
+    /// Norm of the gradient before clipping; on a device, which is not waited for, that of an earlier step, or NaN.
     pub gradient_norm: f64,
     pub images: usize,
     /// Seconds that this rank waited for the gradients of others.
@@ -118,7 +132,11 @@ pub struct Engine {
     pub phases: Phases,
     /// Images that steps have used.
     pub images_seen: u64,
+    /// What was not finite, where [`Self::accumulate`] or [`Self::step`] says that something was not.
+    pub culprit: &'static str,
     device: Device,
+    #[cfg(feature = "gpu")]
+    on_device: Option<OnDevice>,
     team: Team,
     ranks: Arc<GroupRanks>,
     growing: Arc<StepGradient>,
@@ -141,7 +159,19 @@ impl Engine {
     ) -> Self {
         let group = team.group.clone();
         let growing = StepGradient::new(&network.layout, group.clone(), team.lanes, team.buckets);
+        let ranks = Arc::new(GroupRanks::new(group));
         Self {
+            #[cfg(feature = "gpu")]
+            on_device: OnDevice::new(
+                device,
+                &network.layout,
+                &state,
+                &optimizer,
+                Precision::Float32,
+                &team,
+                ranks.clone(),
+            ),
+            culprit: "loss",
             average: state.clone(),
             gradient: vec![0.0; network.layout.param_len],
             network,
@@ -153,11 +183,31 @@ impl Engine {
             phases: Phases::default(),
             images_seen: 0,
             device: device.clone(),
-            ranks: Arc::new(GroupRanks::new(group)),
+            ranks,
             growing: Arc::new(growing),
             lane_scores: vec![[0.0; 2]; team.lanes],
             team,
         }
+    }
+
+    /// Computes with these numbers; float32 otherwise. On CPUs there are no others.
+    #[must_use]
+    pub fn with_precision(self, precision: Precision) -> Self {
+        #[cfg(feature = "gpu")]
+        if self.on_device.is_some() {
+            let on_device = OnDevice::new(
+                &self.device,
+                &self.network.layout,
+                &self.state,
+                &self.optimizer,
+                precision,
+                &self.team,
+                self.ranks.clone(),
+            );
+            return Self { on_device, ..self };
+        }
+        let _ = precision;
+        self
     }
 
     /// Who trains together.
@@ -177,10 +227,11 @@ impl Engine {
     ///
     /// # Errors
     /// Those of a collective.
-    pub fn broadcast(&mut self) -> Result<(), DistError> {
+    pub fn broadcast(&mut self) -> Result<(), EngineError> {
         if self.team.group.size() == 1 {
             return Ok(());
         }
+        self.fetch()?;
         let group = self.team.group.clone();
         let mut arrays = self.arrays_mut();
         for (name, values) in &mut arrays {
@@ -189,20 +240,85 @@ impl Engine {
             let got: Option<Vec<f32>> = group.broadcast(call, 0, buffer).wait()?.into_vec();
             values.copy_from_slice(&got.expect("what was given was float32"));
         }
+        self.put();
         Ok(())
+    }
+
+    /// Brings `state`, `average` and `optimizer` up to date, which live on the device while it trains. On CPUs they always
+    /// are.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn fetch(&mut self) -> Result<(), EngineError> {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &mut self.on_device {
+            let (state, average) = (&mut self.state, &mut self.average);
+            d.fetch(&self.network.layout, state, average, &mut self.optimizer)?;
+            self.lane_scores = d.score_sums()?;
+        }
+        Ok(())
+    }
+
+    /// The device goes on from `state`, `average` and `optimizer`.
+    pub fn put(&mut self) {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &mut self.on_device {
+            d.put(
+                &self.network.layout,
+                &self.state,
+                &self.average,
+                &self.optimizer,
+            );
+        }
+    }
+
+    /// Whether losses come a micro-batch later than their images went in; [`Self::settle`] waits for the last ones.
+    #[must_use]
+    pub fn is_behind(&self) -> bool {
+        #[cfg(feature = "gpu")]
+        return self.on_device.is_some();
+        #[cfg(not(feature = "gpu"))]
+        false
+    }
+
+    /// Waits for what the device has still to do: the losses of micro-batches that no call of [`Self::accumulate`] has
+    /// returned. `None` if something was not finite, on all ranks.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn settle(&mut self) -> Result<Option<ShownLoss>, EngineError> {
+        #[cfg(feature = "gpu")]
+        if self.on_device.is_some() {
+            return Ok(self.found(0)?);
+        }
+        Ok(Some(ShownLoss::default()))
     }
 
     /// Whole numbers and sums of what a checkpoint holds.
     #[must_use]
     pub fn counters(&self) -> Counters {
+        #[cfg(feature = "gpu")]
+        let loss_scale = self.on_device.as_ref().and_then(OnDevice::loss_scale);
+        #[cfg(not(feature = "gpu"))]
+        let loss_scale = None;
         Counters {
             steps: self.optimizer.steps,
             images_seen: self.images_seen,
             batches_tracked: [self.state.batches_tracked, self.average.batches_tracked],
             score_sums: self.lane_scores.clone(),
-            lane_images: self.growing.lane_images(),
+            lane_images: self.lane_images(),
             micro_batches: self.pending(),
+            loss_scale,
         }
+    }
+
+    /// Images of every lane, of all ranks, in the step so far.
+    fn lane_images(&self) -> Vec<usize> {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &self.on_device {
+            return d.lane_images();
+        }
+        self.growing.lane_images()
     }
 
     /// The arrays of a checkpoint: live weights, average, optimizer.
@@ -238,8 +354,12 @@ impl Engine {
     ///
     /// # Errors
     /// Those of a collective.
-    pub fn pending_gradient(&self) -> Result<Vec<f32>, DistError> {
-        self.growing.gather()
+    pub fn pending_gradient(&self) -> Result<Vec<f32>, EngineError> {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &self.on_device {
+            return Ok(d.gather_gradients(&self.network.layout, &*self.team.group)?);
+        }
+        Ok(self.growing.gather()?)
     }
 
     /// Name of [`Self::pending_gradient`] in a checkpoint.
@@ -250,36 +370,114 @@ impl Engine {
     /// # Errors
     /// [`CheckpointError::Content`].
     pub fn restore(&mut self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
-        let c = &checkpoint.header.counters;
+        let mut c = checkpoint.header.counters.clone();
         let pending = c.micro_batches > 0;
-        let len = self.team.lanes * self.network.layout.param_len;
+        let len = c.lane_images.len().max(1) * self.network.layout.param_len;
         let mut gradients = vec![0.0; if pending { len } else { 0 }];
         let mut targets = self.arrays_mut();
         if pending {
             targets.push((Self::PENDING.into(), &mut gradients));
         }
         checkpoint.restore(&mut targets)?;
-        self.growing
-            .restore(&gradients, &c.lane_images, c.micro_batches);
+        if c.lane_images.len() != self.team.lanes {
+            // a run on GPUs that goes on with other lanes: the sum is the same but for rounding
+            fold(&mut c, &mut gradients, self.team.lanes);
+        }
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &mut self.on_device {
+            d.restore(&self.network.layout, &self.team, &gradients, &c);
+        }
+        if !self.is_behind() {
+            self.growing
+                .restore(&gradients, &c.lane_images, c.micro_batches);
+        }
         self.optimizer.steps = c.steps;
         self.images_seen = c.images_seen;
         [self.state.batches_tracked, self.average.batches_tracked] = c.batches_tracked;
-        self.lane_scores.clone_from(&c.score_sums);
+        self.lane_scores = c.score_sums;
+        self.put();
         Ok(())
     }
 
     /// Micro-batches since the last step.
     #[must_use]
     pub fn pending(&self) -> usize {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &self.on_device {
+            return d.pending();
+        }
         self.growing.pending()
     }
 
     /// Forward and backward of this rank's part of a micro-batch; its gradient is added to the step's. The loss is that
-    /// of all ranks. `None` if it is not finite, on all ranks: the step cannot be completed then.
+    /// of all ranks; on a device those of earlier micro-batches that have arrived (see [`Self::settle`]). `None` if it is
+    /// not finite, on all ranks: the step cannot be completed then.
     ///
     /// # Errors
-    /// Another rank is lost, late, or does something else.
+    /// [`EngineError`].
     pub fn accumulate(
+        &mut self,
+        batch: &MicroBatch,
+        turn: Turn,
+    ) -> Result<Option<ShownLoss>, EngineError> {
+        self.culprit = "loss";
+        #[cfg(feature = "gpu")]
+        if self.on_device.is_some() {
+            return Ok(self.accumulate_on_device(batch, turn)?);
+        }
+        Ok(self.accumulate_on_host(batch, turn)?)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn accumulate_on_device(
+        &mut self,
+        batch: &MicroBatch,
+        turn: Turn,
+    ) -> Result<Option<ShownLoss>, DeviceError> {
+        let start = Instant::now();
+        let lanes = self.lanes(turn.images);
+        let Some(d) = &mut self.on_device else {
+            return Ok(None);
+        };
+        let pass = device::Pass {
+            network: &self.network,
+            gains: self.gains,
+            class_weights: self.class_weights.as_deref(),
+            norm_momentum: self.norm_momentum,
+            lanes,
+            synced: self.team.sync_norms && self.team.group.size() > 1,
+            turn,
+        };
+        d.accumulate(batch, &pass)?;
+        self.ranks.check()?;
+        self.state.batches_tracked += 1;
+        let found = self.found(1)?;
+        self.phases = Phases {
+            forward: start.elapsed().as_secs_f64(),
+            waited: self.ranks.take_waited().as_secs_f64(),
+            ..Phases::default()
+        };
+        Ok(found)
+    }
+
+    /// Losses and norms that have come, but for those of the newest `behind` micro-batches and steps.
+    #[cfg(feature = "gpu")]
+    fn found(&mut self, behind: usize) -> Result<Option<ShownLoss>, DeviceError> {
+        let one_to_one = self.network.spec.one_to_one;
+        let Some(d) = &mut self.on_device else {
+            return Ok(None);
+        };
+        let found = d.found(behind, one_to_one)?;
+        Ok(match found {
+            device::Found::Losses(shown) => Some(shown),
+            device::Found::NotFinite(what) => {
+                self.culprit = what;
+                None
+            }
+        })
+    }
+
+    fn accumulate_on_host(
         &mut self,
         batch: &MicroBatch,
         turn: Turn,
@@ -464,11 +662,51 @@ impl Engine {
     }
 
     /// Ends a step: gradient, optimizer, average. `None` if the gradient is not finite, on all ranks: nothing was changed
-    /// then.
+    /// then. (On a device that comes out with the next losses.)
     ///
     /// # Errors
-    /// Another rank is lost, late, or does something else.
-    pub fn step(&mut self, rates: &Rates, size: StepSize) -> Result<Option<Step>, DistError> {
+    /// [`EngineError`].
+    pub fn step(&mut self, rates: &Rates, size: StepSize) -> Result<Option<Step>, EngineError> {
+        self.culprit = "gradient";
+        #[cfg(feature = "gpu")]
+        if self.on_device.is_some() {
+            return self.step_on_device(rates, size);
+        }
+        Ok(self.step_on_host(rates, size)?)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn step_on_device(
+        &mut self,
+        rates: &Rates,
+        size: StepSize,
+    ) -> Result<Option<Step>, EngineError> {
+        let group = self.team.group.clone();
+        group.beat("optimizer");
+        fault::within(&*group, fault::Place::Optimizer)?;
+        let Some(d) = &mut self.on_device else {
+            return Ok(None);
+        };
+        let images = d.lane_images().iter().sum();
+        let seen = self.images_seen + images as u64;
+        let done = d.step(&mut self.optimizer, rates, size, images, seen)?;
+        let waited = self.ranks.take_waited().as_secs_f64();
+        self.ranks.check()?;
+        if done == device::Done::NotFinite {
+            return Ok(None);
+        }
+        if done == device::Done::Stepped {
+            self.images_seen = seen;
+            self.average.batches_tracked = self.state.batches_tracked;
+        }
+        Ok(Some(Step {
+            gradient_norm: d.last_norm(),
+            images,
+            waited,
+        }))
+    }
+
+    fn step_on_host(&mut self, rates: &Rates, size: StepSize) -> Result<Option<Step>, DistError> {
         let images = self.growing.lane_images().iter().sum();
         let waited = self.growing.finish(&mut self.gradient)?.as_secs_f64();
         self.team.group.beat("optimizer");
@@ -509,6 +747,27 @@ impl Engine {
             waited,
         }))
     }
+}
+
+/// Brings what a step has summed so far to `lanes` lanes: everything is in the first.
+fn fold(c: &mut Counters, gradients: &mut Vec<f32>, lanes: usize) {
+    let old = c.lane_images.len().max(1);
+    let len = gradients.len() / old;
+    let (first, rest) = gradients.split_at_mut(len);
+    for lane in rest.chunks_exact(len.max(1)) {
+        first.iter_mut().zip(lane).for_each(|(f, v)| *f += v);
+    }
+    gradients.truncate(len);
+    gradients.resize(lanes * len, 0.0);
+    let scores = c
+        .score_sums
+        .iter()
+        .fold([0.0; 2], |a, b| [a[0] + b[0], a[1] + b[1]]);
+    c.score_sums = vec![[0.0; 2]; lanes];
+    c.score_sums[0] = scores;
+    let images = c.lane_images.iter().sum();
+    c.lane_images = vec![0; lanes];
+    c.lane_images[0] = images;
 }
 
 /// Numbers that go round.

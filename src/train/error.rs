@@ -2,6 +2,7 @@
 
 use super::checkpoint::CheckpointError;
 use super::class_weights::ClassWeightsError;
+use super::engine::EngineError;
 use crate::config::ConfigError;
 use crate::config::dataset::DatasetError;
 use crate::config::model::ModelConfigError;
@@ -52,6 +53,12 @@ pub enum TrainError {
     /// Threads could not be started.
     #[error("cannot start {threads} threads: {reason}; try fewer --threads")]
     Threads { threads: usize, reason: String },
+    /// `--amp` asks for numbers that the device does not have.
+    #[error("{device} does not compute with --amp {amp}: give --amp auto, or off for float32")]
+    Precision {
+        amp: &'static str,
+        device: &'static str,
+    },
     /// A loss or a gradient became NaN or infinite.
     #[error(
         "the {what} is not finite in epoch {epoch}, batch {batch} (step {step}); images: {}; \
@@ -160,6 +167,21 @@ pub enum TrainError {
     /// Validation over several ranks.
     #[error(transparent)]
     Validate(ValidateError),
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Device(super::device::DeviceError),
+}
+
+impl From<EngineError> for TrainError {
+    fn from(e: EngineError) -> Self {
+        match e {
+            EngineError::Dist(e) => Self::Dist(e),
+            #[cfg(feature = "gpu")]
+            EngineError::Device(super::device::DeviceError::Dist(e)) => Self::Dist(e),
+            #[cfg(feature = "gpu")]
+            EngineError::Device(e) => Self::Device(e),
+        }
+    }
 }
 
 impl From<ValidateError> for TrainError {

@@ -5,6 +5,8 @@ pub mod checkpoint;
 mod checkpoints;
 mod checksum;
 mod class_weights;
+#[cfg(feature = "gpu")]
+mod device;
 mod ema;
 pub mod engine;
 mod error;
@@ -15,6 +17,7 @@ mod muon;
 pub mod optim;
 pub mod plan;
 mod plots;
+pub mod precision;
 mod prepare;
 mod rank_stats;
 mod resume;

@@ -140,6 +140,10 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
 /// # Errors
 /// [`TrainError::LanesBelowRanks`].
 pub fn lanes(s: &Settings, ranks: usize) -> Result<(usize, Option<String>), TrainError> {
+    if !s.fixed_lanes() {
+        // nothing depends on them, and a rank's sums cost least in one piece
+        return Ok((ranks, None));
+    }
     let usual = Lanes::USUAL.total();
     let fits = ranks <= usual && usual.is_multiple_of(ranks);
     match s.lanes {

@@ -1,0 +1,267 @@
+//! Training state in a GPU's memory: weights, average, optimizer, gradient. The engine's copies on the host follow only
+//! when somebody asks for them ([`OnDevice::fetch`]).
+
+mod error;
+mod gradient;
+mod numbers;
+mod pass;
+mod reduce;
+mod scaler;
+
+pub use error::DeviceError;
+pub(super) use pass::{Done, Found, Pass};
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::tensor::{DType, Device};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+
+use self::gradient::DeviceGradient;
+use self::numbers::Numbers;
+use self::scaler::LossScaler;
+use super::checkpoint::{Counters, LossScale};
+use super::device_optim::DeviceOptimizer;
+use super::engine::Team;
+use super::optim::Optimizer;
+use super::precision::Precision;
+use crate::dist::{Buffer, Call, GroupRanks, ProcessGroup};
+use crate::loss::device::AnchorTable;
+use crate::model::Layout;
+use crate::model::init::State;
+use crate::ops::cpu::lanes::lanes_of;
+use crate::ops::gpu::flat;
+
+/// Sums of a lane: box, class, distance, target scores of the one-to-many head, then of the one-to-one head.
+const SUMS: usize = 8;
+
+/// See the module.
+pub(super) struct OnDevice {
+    device: CubeDevice,
+    burn: Device,
+    precision: Precision,
+    /// Every parameter at a place that a binding may begin at.
+    layout: Layout,
+    params: CubeTensor,
+    /// The parameters as convolutions read them, where that is not float32.
+    half: Option<CubeTensor>,
+    average: CubeTensor,
+    buffers: CubeTensor,
+    average_buffers: CubeTensor,
+    optimizer: DeviceOptimizer,
+    gradient: Arc<DeviceGradient>,
+    ranks: Arc<GroupRanks>,
+    /// `[lanes, SUMS]` of the step that is under way.
+    window: CubeTensor,
+    numbers: Numbers,
+    /// Losses that have come and nobody has seen, `[lanes, SUMS]` each.
+    losses: Vec<Vec<f32>>,
+    /// What of that which has come was not finite.
+    culprit: Option<&'static str>,
+    /// Newest norm that has come.
+    norm: f64,
+    /// Steps that were left out.
+    overflows: u64,
+    scaler: LossScaler,
+    /// By height and width of the images.
+    anchors: HashMap<(usize, usize), Arc<AnchorTable>>,
+    /// The host's copies are older.
+    ahead: bool,
+}
+
+impl OnDevice {
+    /// A copy of these on the GPU behind `burn`; `None` where that is none.
+    pub(super) fn new(
+        burn: &Device,
+        layout: &Layout,
+        state: &State,
+        optimizer: &Optimizer,
+        precision: Precision,
+        team: &Team,
+        ranks: Arc<GroupRanks>,
+    ) -> Option<Self> {
+        let device = flat::cube_device(burn)?;
+        let padded = layout.padded(flat::ALIGN);
+        let up = |values: &[f32]| flat::upload(&device, values, [values.len()], DType::F32);
+        let params = padded.gather_from(layout, &state.params);
+        let half = (precision != Precision::Float32)
+            .then(|| flat::empty(&device, [params.len()], precision.dtype()));
+        let mut made = Self {
+            optimizer: DeviceOptimizer::new(&device, &padded, layout, optimizer),
+            gradient: Arc::new(DeviceGradient::new(
+                &device,
+                &padded,
+                team.group.clone(),
+                team.lanes,
+                team.buckets,
+            )),
+            window: up(&vec![0.0; team.lanes * SUMS]),
+            params: up(&params),
+            average: up(&params),
+            buffers: up(&state.buffers),
+            average_buffers: up(&state.buffers),
+            half,
+            layout: padded,
+            burn: burn.clone(),
+            device,
+            precision,
+            ranks,
+            numbers: Numbers::default(),
+            losses: vec![],
+            culprit: None,
+            norm: f64::NAN,
+            overflows: 0,
+            scaler: LossScaler::new(precision),
+            anchors: HashMap::new(),
+            ahead: false,
+        };
+        made.narrow();
+        Some(made)
+    }
+
+    /// The parameters as convolutions read them.
+    fn narrow(&mut self) {
+        if let Some(half) = &self.half {
+            crate::ops::gpu::optim::cast(&self.params, half);
+        }
+    }
+
+    /// Brings the host's copies up to date.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn fetch(
+        &mut self,
+        layout: &Layout,
+        state: &mut State,
+        average: &mut State,
+        optimizer: &mut Optimizer,
+    ) -> Result<(), DeviceError> {
+        if !std::mem::take(&mut self.ahead) {
+            return Ok(());
+        }
+        let params = |t: &CubeTensor| -> Result<Vec<f32>, DeviceError> {
+            Ok(layout.gather_from(&self.layout, &flat::download::<f32>(t)?))
+        };
+        state.params = params(&self.params)?;
+        average.params = params(&self.average)?;
+        state.buffers = flat::download(&self.buffers)?;
+        average.buffers = flat::download(&self.average_buffers)?;
+        let memory = self.optimizer.arrays();
+        for ((_, host), device) in optimizer.buffers_mut().into_iter().zip(memory) {
+            host.copy_from_slice(&params(device)?);
+        }
+        Ok(())
+    }
+
+    /// Goes on from the host's copies.
+    pub(super) fn put(
+        &mut self,
+        layout: &Layout,
+        state: &State,
+        average: &State,
+        optimizer: &Optimizer,
+    ) {
+        let params = |t: &CubeTensor, values: &[f32]| {
+            flat::write(t, &self.layout.gather_from(layout, values));
+        };
+        params(&self.params, &state.params);
+        params(&self.average, &average.params);
+        flat::write(&self.buffers, &state.buffers);
+        flat::write(&self.average_buffers, &average.buffers);
+        for ((_, host), device) in optimizer.buffers().into_iter().zip(self.optimizer.arrays()) {
+            params(device, host);
+        }
+        self.ahead = false;
+        self.narrow();
+    }
+
+    pub(super) fn pending(&self) -> usize {
+        self.gradient.pending()
+    }
+
+    pub(super) fn lane_images(&self) -> Vec<usize> {
+        self.gradient.lane_images()
+    }
+
+    pub(super) fn loss_scale(&self) -> Option<LossScale> {
+        self.scaler.state()
+    }
+
+    /// Numerator gradients of all lanes of the step that is under way, `[lanes, parameters]` in the host's order, on every
+    /// rank; empty where there is none.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(super) fn gather_gradients(
+        &self,
+        layout: &Layout,
+        group: &dyn ProcessGroup,
+    ) -> Result<Vec<f32>, DeviceError> {
+        if self.pending() == 0 {
+            return Ok(vec![]);
+        }
+        let scale = 1.0 / self.scaler.scale();
+        let mut own = vec![];
+        for lane in self
+            .gradient
+            .own_lanes()?
+            .chunks_exact(self.layout.param_len)
+        {
+            let lane = layout.gather_from(&self.layout, lane);
+            own.extend(lane.into_iter().map(|g| g * scale));
+        }
+        if group.size() == 1 {
+            return Ok(own);
+        }
+        let call = Call::bulk("gradients of a step that is under way");
+        let all = group.all_gather_variable(call, own.into()).wait()?;
+        let all = all.into_iter().filter_map(Buffer::into_vec::<f32>);
+        Ok(all.flatten().collect())
+    }
+
+    /// Goes on with [`Self::gather_gradients`] and the counters of a checkpoint, on however many ranks.
+    pub(super) fn restore(
+        &mut self,
+        layout: &Layout,
+        team: &Team,
+        gradients: &[f32],
+        counters: &Counters,
+    ) {
+        self.numbers.clear();
+        self.losses.clear();
+        self.culprit = None;
+        self.scaler.restore(counters.loss_scale);
+        let scale = self.scaler.scale();
+        let own = lanes_of(team.group.rank(), team.group.size(), team.lanes);
+        let mut padded = vec![];
+        for lane in gradients
+            .chunks_exact(layout.param_len)
+            .skip(own.start)
+            .take(own.len())
+        {
+            let lane = self.layout.gather_from(layout, lane);
+            padded.extend(lane.into_iter().map(|g| g * scale));
+        }
+        let (images, micro_batches) = (&counters.lane_images, counters.micro_batches);
+        self.gradient.restore(&padded, images, micro_batches);
+        let mut window = vec![0.0f32; team.lanes * SUMS];
+        for (lane, scores) in window.chunks_exact_mut(SUMS).zip(&counters.score_sums) {
+            (lane[3], lane[7]) = (scores[0] as f32, scores[1] as f32);
+        }
+        flat::write(&self.window, &window);
+    }
+
+    /// Sums of target scores of the heads in each lane, of the step that is under way.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn score_sums(&self) -> Result<Vec<[f64; 2]>, DeviceError> {
+        let window: Vec<f32> = flat::download(&self.window)?;
+        let lanes = window.chunks_exact(SUMS);
+        Ok(lanes
+            .map(|lane| [f64::from(lane[3]), f64::from(lane[7])])
+            .collect())
+    }
+}

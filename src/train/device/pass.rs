@@ -1,0 +1,280 @@
+//! Forward, backward and step on a device. Nothing here waits for the device but the losses of the micro-batch before.
+
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use burn_cubecl::tensor::CubeTensor;
+
+use super::numbers::What;
+use super::{DeviceError, OnDevice, SUMS};
+use crate::loss::device::{AnchorTable, Truths, head_loss};
+use crate::loss::{
+    Anchors, Components, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
+};
+use crate::model::{HeadOutput, Heads, Network, Tensors};
+use crate::ops;
+use crate::ops::cpu::lanes::Lanes;
+use crate::ops::gpu::flat;
+use crate::ops::ranks::{GradientSink, Ranks};
+use crate::train::ema;
+use crate::train::engine::{StepSize, Turn};
+use crate::train::optim::Optimizer;
+use crate::train::schedule::Rates;
+
+/// What a micro-batch is trained with besides its images.
+pub(in crate::train) struct Pass<'a> {
+    pub network: &'a Network,
+    pub gains: Gains,
+    pub class_weights: Option<&'a [f64]>,
+    pub norm_momentum: f64,
+    pub lanes: Lanes,
+    /// Batch norms take the statistics of all ranks.
+    pub synced: bool,
+    pub turn: Turn,
+}
+
+impl OnDevice {
+    /// Forward and backward of this rank's part of a micro-batch.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(in crate::train) fn accumulate(
+        &mut self,
+        batch: &MicroBatch,
+        pass: &Pass,
+    ) -> Result<(), DeviceError> {
+        let Pass {
+            network,
+            lanes,
+            turn,
+            ..
+        } = pass;
+        self.ahead = true;
+        let device = self.burn.clone().autodiff();
+        let sink: Arc<dyn GradientSink> = self.gradient.clone();
+        let ranks: Arc<dyn Ranks> = self.ranks.clone();
+        let weights = self.half.as_ref().unwrap_or(&self.params);
+        let mut tensors = Tensors::on_device(&self.layout, weights, &self.params)
+            .with_device_stats(&self.layout, &self.buffers, pass.norm_momentum)
+            .with_lanes(lanes.clone())
+            .with_sink(sink);
+        if pass.synced {
+            tensors = tensors.with_ranks(&self.layout, &ranks);
+        }
+        let heads = Heads {
+            many: true,
+            one: true,
+        };
+        let image = ops::image_of(
+            batch.pixels,
+            [batch.truths.len(), batch.height, batch.width, 3],
+            &device,
+            self.precision.dtype(),
+        );
+        let out = network.forward(&tensors, image, heads);
+        let anchors = self.anchors(network, batch.height, batch.width);
+        let truths = Truths::new(&self.device, &batch.truths);
+        let cut = lanes.cut(batch.truths.len());
+        let (many, one) = turn.head_weights;
+        let each = [
+            (&out.one_to_many, ONE_TO_MANY, many),
+            (&out.one_to_one, ONE_TO_ONE, one),
+        ];
+        let mut total: Option<Tensor<1>> = None;
+        let mut sums: [Option<CubeTensor>; 2] = [None, None];
+        for ((head, topk, weight), sums) in each.into_iter().zip(&mut sums) {
+            let Some(head) = head else { continue };
+            let c = Criterion {
+                reg_max: network.spec.reg_max,
+                gains: pass.gains,
+                class_weights: pass.class_weights,
+                topk,
+            };
+            let scale = self.scaler.scale();
+            let (boxes, scores) = raw(head)?;
+            let g = head_loss(boxes, scores, &truths, &anchors, &c, weight, scale, &cut);
+            *sums = Some(g.sums);
+            let seeds = [(&head.boxes, g.d_boxes), (&head.scores, g.d_scores)];
+            for (output, gradient) in seeds {
+                let gradient = Tensor::from_inner(flat::tensor(gradient));
+                let term = ops::with_gradient(output.clone(), gradient);
+                total = Some(match total {
+                    Some(t) => t + term,
+                    None => term,
+                });
+            }
+        }
+        let own = ops::gpu::optim::join_sums(&sums, cut.len(), &self.device);
+        // every rank learns all losses, so that all agree on whether they are finite
+        let all = match self.ranks.size() {
+            1 => Some(own),
+            _ => self.ranks.gather_device("losses", "sums", own),
+        };
+        // after a failure, which `GroupRanks` keeps, nothing of this counts
+        if let Some(all) = all {
+            ops::gpu::optim::add_sums(&self.window, &all, self.gradient.pending() == 0);
+            self.numbers.read(What::Losses, &all);
+        }
+        self.gradient.begin(turn.images, turn.ends_step);
+        let total = total.expect("a network has a head");
+        drop(total.backward());
+        self.gradient.end();
+        Ok(())
+    }
+
+    fn anchors(&mut self, network: &Network, height: usize, width: usize) -> Arc<AnchorTable> {
+        let device = &self.device;
+        let table = self.anchors.entry((height, width)).or_insert_with(|| {
+            let anchors = Anchors::new(height, width, &network.strides);
+            Arc::new(AnchorTable::new(device, &anchors))
+        });
+        table.clone()
+    }
+
+    /// Ends a step. Its norm comes with [`Self::found`]; of float16, whose steps may be left out, it is waited for.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub(in crate::train) fn step(
+        &mut self,
+        optimizer: &mut Optimizer,
+        rates: &Rates,
+        size: StepSize,
+        images: usize,
+        images_seen: u64,
+    ) -> Result<Done, DeviceError> {
+        let sum = self.gradient.finish()?;
+        let r = size.reference as f64;
+        let d = ema::decay(images_seen as f64 / r, size.full as f64 / r);
+        let factor = r * images as f64 / size.full as f64 / f64::from(self.scaler.scale());
+        let bound = size.clip_bound(images);
+        let norm = self.optimizer.norm(&sum, &self.window, factor, bound);
+        optimizer.steps += 1;
+        self.optimizer.step(
+            optimizer,
+            &self.params,
+            &self.average,
+            &sum,
+            &norm,
+            rates,
+            d,
+        );
+        self.optimizer
+            .blend_statistics(&self.average_buffers, &self.buffers, &norm, d);
+        self.narrow();
+        self.ahead = true;
+        self.numbers.read(What::Norm, &norm);
+        if !self.scaler.is_active() {
+            return Ok(Done::Stepped);
+        }
+        let before = self.overflows;
+        while let Some((what, values)) = self.numbers.next(0)? {
+            self.take(what, &values);
+        }
+        if self.culprit.is_some() {
+            return Ok(Done::NotFinite);
+        }
+        if self.overflows > before {
+            optimizer.steps -= 1;
+            return Ok(Done::LeftOut);
+        }
+        Ok(Done::Stepped)
+    }
+
+    /// Takes numbers in that have come.
+    fn take(&mut self, what: What, values: &[f32]) {
+        let finite = values.iter().all(|v| v.is_finite());
+        match what {
+            What::Losses if !finite => {
+                self.culprit.get_or_insert("loss");
+            }
+            What::Losses => self.losses.push(values.to_vec()),
+            What::Norm => {
+                self.norm = values.first().map_or(f64::NAN, |&n| f64::from(n));
+                if !self.scaler.update(finite) {
+                    self.culprit.get_or_insert("gradient");
+                } else if !finite {
+                    self.overflows += 1;
+                }
+            }
+        }
+    }
+
+    /// Losses and norms that have come, but for the newest `behind`.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(in crate::train) fn found(
+        &mut self,
+        behind: usize,
+        one_to_one: bool,
+    ) -> Result<Found, DeviceError> {
+        while let Some((what, values)) = self.numbers.next(behind)? {
+            self.take(what, &values);
+        }
+        if let Some(what) = self.culprit.take() {
+            self.numbers.clear();
+            self.losses.clear();
+            self.gradient.clear();
+            return Ok(Found::NotFinite(what));
+        }
+        let mut all = ShownLoss::default();
+        for lanes in self.losses.drain(..) {
+            all.add(shown(&lanes, one_to_one));
+        }
+        Ok(Found::Losses(all))
+    }
+
+    /// Norm of the newest step's gradient that is known.
+    pub(in crate::train) fn last_norm(&self) -> f64 {
+        self.norm
+    }
+}
+
+/// What has come from the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::train) enum Found {
+    /// Of the micro-batches that nobody had seen yet.
+    Losses(ShownLoss),
+    /// This was not finite.
+    NotFinite(&'static str),
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::train) enum Done {
+    Stepped,
+    /// A scaled gradient overflowed.
+    LeftOut,
+    NotFinite,
+}
+
+/// The outputs of a head outside the graph.
+fn raw(head: &HeadOutput) -> Result<(CubeTensor, CubeTensor), DeviceError> {
+    let of = |t: &Tensor<3>| flat::primitive(t.clone().inner());
+    match (of(&head.boxes), of(&head.scores)) {
+        (Some(boxes), Some(scores)) => Ok((boxes, scores)),
+        _ => Err(DeviceError::Failed {
+            reason: "the network's outputs are not on it".into(),
+        }),
+    }
+}
+
+/// What is shown of the losses of all lanes, `[lanes, SUMS]`.
+fn shown(all: &[f32], one_to_one: bool) -> ShownLoss {
+    let first = if one_to_one { SUMS / 2 } else { 0 };
+    let lanes: Vec<ShownLoss> = all
+        .chunks_exact(SUMS)
+        .map(|lane| {
+            let [boxes, classes, distances, score_sum] =
+                std::array::from_fn(|i| f64::from(lane[first + i]));
+            let sums = Components {
+                boxes,
+                classes,
+                distances,
+            };
+            ShownLoss { sums, score_sum }
+        })
+        .collect();
+    ShownLoss::over_lanes(&lanes)
+}
