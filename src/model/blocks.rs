@@ -17,10 +17,12 @@ pub(super) struct Pass<'a> {
     pub collected: Collected,
 }
 
-/// Multiply-adds of convolutions and matrix products, for the table of `info`.
+/// Multiply-adds of convolutions and matrix products, for the table of `info`, and elements of the outputs of
+/// convolutions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Cost {
     pub macs: u64,
+    pub outputs: u64,
 }
 
 /// Convolution without bias, batch norm, activation.
@@ -151,6 +153,7 @@ impl ConvNorm {
     pub fn cost(&self, (h, w): (usize, usize), c: &mut Cost) -> (usize, usize) {
         let (oh, ow) = (h.div_ceil(self.stride), w.div_ceil(self.stride));
         c.macs += (oh * ow * self.co * self.k * self.k * self.ci / self.groups) as u64;
+        c.outputs += (oh * ow * self.co) as u64;
         (oh, ow)
     }
 }

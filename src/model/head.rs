@@ -68,6 +68,7 @@ impl Branch {
             v.cost(s, c);
         });
         c.macs += (s.0 * s.1 * self.ci * self.co) as u64;
+        c.outputs += (s.0 * s.1 * self.co) as u64;
     }
 }
 

@@ -212,14 +212,19 @@ impl Network {
         }
     }
 
-    /// The layer table at `size` x `size` pixels.
+    /// Elements that the convolutions of one image of `h` x `w` pixels give, all together: what training keeps of a forward
+    /// pass is about twice as much (what batch norms read and what they give).
     #[must_use]
-    pub fn table(&self, size: usize) -> Vec<LayerRow> {
+    pub fn conv_outputs(&self, image: (usize, usize)) -> u64 {
+        self.costs(image).iter().map(|c| c.outputs).sum()
+    }
+
+    /// Cost of each layer for an image of `h` x `w` pixels.
+    fn costs(&self, image: (usize, usize)) -> Vec<Cost> {
         let mut sizes: Vec<(usize, usize)> = vec![];
-        let mut rows = vec![];
-        let end = self.layout.params.len();
-        for (i, (layer, spec)) in self.layers.iter().zip(&self.spec.layers).enumerate() {
-            let input = spec.from.first().map_or((size, size), |&f| sizes[f]);
+        let mut costs = vec![];
+        for (layer, spec) in self.layers.iter().zip(&self.spec.layers) {
+            let input = spec.from.first().map_or(image, |&f| sizes[f]);
             let mut cost = Cost::default();
             let mut out = input;
             match layer {
@@ -235,6 +240,18 @@ impl Network {
                 }
             }
             sizes.push(out);
+            costs.push(cost);
+        }
+        costs
+    }
+
+    /// The layer table at `size` x `size` pixels.
+    #[must_use]
+    pub fn table(&self, size: usize) -> Vec<LayerRow> {
+        let mut rows = vec![];
+        let end = self.layout.params.len();
+        let costs = self.costs((size, size));
+        for (i, (spec, cost)) in self.spec.layers.iter().zip(costs).enumerate() {
             let params = self.first_param[i]..self.first_param.get(i + 1).copied().unwrap_or(end);
             rows.push(LayerRow {
                 index: i,
