@@ -14,7 +14,6 @@ use crate::model::Network;
 use crate::model::weights::{Metadata, WeightsFile};
 use crate::report::Console;
 use crate::report::run_dir::create_run_dir;
-use burn::tensor::Device;
 use rayon::prelude::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -88,7 +87,7 @@ pub fn run(
         classes: 0.0,
         distances: 0.0,
     };
-    let inference = Inference::new(&network, &state, gains, &Device::flex());
+    let inference = Inference::new(&network, &state, gains, &crate::gpu::assigned().burn_device());
     let run = Run {
         settings,
         console,

@@ -3,6 +3,7 @@
 use super::engine::{Engine, Phases, Team, Turn};
 use super::error::TrainError;
 use super::plan::{self, Plan};
+use super::precision::Precision;
 use super::session::{Data, compute_pool, gains, loader_config};
 use super::spread::Spread;
 use crate::config::Settings;
@@ -16,7 +17,6 @@ use crate::model::{Network, init};
 use crate::ops;
 use crate::ops::cpu::peak::peak_flops;
 use crate::report::{Console, peak_memory, tables::table};
-use burn::tensor::Device;
 use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -37,7 +37,11 @@ pub struct Bench {
     pub batch: usize,
     pub threads: usize,
     pub steps: usize,
+    /// `cpu`, `cuda:0`, …
+    pub device: String,
+    /// Kernels of the CPU.
     pub isa: &'static str,
+    pub precision: Precision,
     /// Of the median step, data included.
     pub images_per_s: f64,
     pub data_ms: Milliseconds,
@@ -51,9 +55,9 @@ pub struct Bench {
     pub peak_memory_bytes: Option<u64>,
     /// Convolutions and matrix products, forward and both gradients, in the median step.
     pub gflops: f64,
-    /// Of all threads in multiply-adds that touch no memory.
-    pub peak_gflops: f64,
-    pub share_of_peak: f64,
+    /// Of all threads of the CPU in multiply-adds that touch no memory, where it trains.
+    pub peak_gflops: Option<f64>,
+    pub share_of_peak: Option<f64>,
 }
 
 fn milliseconds(seconds: Vec<f64>) -> Milliseconds {
@@ -94,7 +98,13 @@ impl Bed {
     }
 }
 
-/// Trains `--steps` steps of one micro-batch each, after two that are not counted.
+/// Steps that are not counted: first uses of memory, and of a GPU's kernels.
+const WARM: usize = 2;
+const WARM_GPU: usize = 5;
+/// Steps on a GPU whose phases are waited for, after those that are timed as a run does them.
+const PHASES: usize = 5;
+
+/// Trains `--steps` steps of one micro-batch each, after some that are not counted.
 ///
 /// # Errors
 /// As training.
@@ -114,13 +124,23 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let weights = head_weights(network.spec.one_to_one, 0, 2);
         let team = Team::alone(plan::lanes(settings, 1)?.0);
-        let device = Device::flex();
-        let mut engine = Engine::new(network, state, optimizer, gains(settings), &device, team);
+        let device = crate::gpu::assigned().burn_device();
+        let (precision, _) = Precision::of(settings, &device)?;
+        let mut engine = Engine::new(network, state, optimizer, gains(settings), &device, team)
+            .with_precision(precision);
+        let behind = engine.is_behind();
+        let warm = if behind { WARM_GPU } else { WARM };
+        let timed = warm..warm + settings.steps;
+        let end = timed.end + if behind { PHASES } else { 0 };
         let (mut phases, mut waits, mut optimizer_s, mut all) = (vec![], vec![], vec![], vec![]);
         let mut first_step_s = 0.0;
         let mut epoch = 0;
         let mut stream = loader.train_epoch(epoch, 0);
-        while all.len() < settings.steps + 2 {
+        while all.len() < end {
+            if behind && all.len() == timed.end {
+                let _ = engine.settle()?;
+                engine.time_phases();
+            }
             let begin = Instant::now();
             let batch = match stream.next() {
                 Some(batch) => batch?,
@@ -163,30 +183,35 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
                 first_step_s = start.elapsed().as_secs_f64();
             }
         }
-        let of = |f: fn(&Phases) -> f64| milliseconds(phases[2..].iter().map(f).collect());
-        let step_ms = milliseconds(all[2..].to_vec());
+        let of_phases = if behind { timed.end..end } else { timed.clone() };
+        let of = |f: fn(&Phases) -> f64| {
+            milliseconds(phases[of_phases.clone()].iter().map(f).collect())
+        };
+        let step_ms = milliseconds(all[timed.clone()].to_vec());
         let seconds = step_ms.median / 1e3;
         let gflops = 3.0 * flops as f64 * settings.batch as f64 / seconds / 1e9;
-        let peak_gflops = peak_flops(ops::isa()) / 1e9;
+        let peak_gflops = (!behind).then(|| peak_flops(ops::isa()) / 1e9);
         Ok(Bench {
             model: engine.network.spec.name.clone(),
             imgsz: settings.imgsz,
             batch: settings.batch,
             threads: rayon::current_num_threads(),
             steps: settings.steps,
+            device: crate::gpu::assigned().to_string(),
             isa: ops::isa().name(),
+            precision,
             images_per_s: settings.batch as f64 / seconds,
-            data_ms: milliseconds(waits[2..].to_vec()),
+            data_ms: milliseconds(waits[timed].to_vec()),
             forward_ms: of(|p| p.forward),
             loss_ms: of(|p| p.loss),
             backward_ms: of(|p| p.backward),
-            optimizer_ms: milliseconds(optimizer_s[2..].to_vec()),
+            optimizer_ms: milliseconds(optimizer_s[of_phases.clone()].to_vec()),
             step_ms,
             first_step_s,
             peak_memory_bytes: peak_memory(),
             gflops,
             peak_gflops,
-            share_of_peak: gflops / peak_gflops,
+            share_of_peak: peak_gflops.map(|p| gflops / p),
         })
     })
 }
@@ -213,20 +238,27 @@ impl Bench {
         let memory = self.peak_memory_bytes.map_or("-".into(), |m| {
             format!("{:.0} MiB", m as f64 / f64::from(1 << 20))
         });
+        let peak = match (self.share_of_peak, self.peak_gflops) {
+            (Some(share), Some(peak)) => format!(
+                ", {:.1} % of {peak:.1} (multiply-adds without memory)",
+                100.0 * share
+            ),
+            _ => String::new(),
+        };
+        let kernels = match self.device.as_str() {
+            "cpu" => format!("{} threads, {}", self.threads, self.isa),
+            device => format!("{device}, {:?}", self.precision),
+        };
         format!(
-            "{}{} {}x{}, batch {}, {} threads, {}: {:.2} images/s\n{:.1} GFLOP/s, {:.1} % of {:.1} (multiply-adds without memory)\n\
+            "{}{} {}x{}, batch {}, {kernels}: {:.2} images/s\n{:.1} GFLOP/s{peak}\n\
              peak memory {memory}, first step after {:.2} s\n",
             table(&["milliseconds", "median", "min"], &rows),
             self.model,
             self.imgsz,
             self.imgsz,
             self.batch,
-            self.threads,
-            self.isa,
             self.images_per_s,
             self.gflops,
-            100.0 * self.share_of_peak,
-            self.peak_gflops,
             self.first_step_s,
         )
     }

@@ -272,6 +272,14 @@ impl Engine {
         }
     }
 
+    /// From now on [`Self::phases`] are waited for on a device too, which slows it down: for measurements.
+    pub fn time_phases(&mut self) {
+        #[cfg(feature = "gpu")]
+        if let Some(d) = &mut self.on_device {
+            d.time_phases();
+        }
+    }
+
     /// Whether losses come a micro-batch later than their images went in; [`Self::settle`] waits for the last ones.
     #[must_use]
     pub fn is_behind(&self) -> bool {
@@ -434,7 +442,6 @@ impl Engine {
         batch: &MicroBatch,
         turn: Turn,
     ) -> Result<Option<ShownLoss>, DeviceError> {
-        let start = Instant::now();
         let lanes = self.lanes(turn.images);
         let Some(d) = &mut self.on_device else {
             return Ok(None);
@@ -448,14 +455,17 @@ impl Engine {
             synced: self.team.sync_norms && self.team.group.size() > 1,
             turn,
         };
-        d.accumulate(batch, &pass)?;
+        let precision = d.precision();
+        let phases = d.accumulate(batch, &pass).map_err(|e| {
+            let (network, group) = (&self.network, &*self.team.group);
+            e.with_size(network, precision, batch, group.size())
+        })?;
         self.ranks.check()?;
         self.state.batches_tracked += 1;
         let found = self.found(1)?;
         self.phases = Phases {
-            forward: start.elapsed().as_secs_f64(),
             waited: self.ranks.take_waited().as_secs_f64(),
-            ..Phases::default()
+            ..phases
         };
         Ok(found)
     }

@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device};
 
 /// What activations and the weights that convolutions read are kept as. Weights themselves, statistics, sums and the loss
 /// are float32 always.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Precision {
     Float32,
     Bfloat16,

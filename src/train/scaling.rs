@@ -20,7 +20,6 @@ use crate::loss::head_weights;
 use crate::model::init;
 use crate::ops;
 use crate::report::{Console, tables::table};
-use burn::tensor::Device;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -272,7 +271,7 @@ fn engine(settings: &Settings, bed: &Bed, team: Team) -> Engine {
     let network = bed.network.clone();
     let state = init::init(&network, settings.seed);
     let optimizer = bed.plan.optimizer(settings.weight_decay, &network.layout);
-    let device = Device::flex();
+    let device = crate::gpu::assigned().burn_device();
     Engine::new(network, state, optimizer, gains(settings), &device, team)
 }
 

@@ -12,7 +12,6 @@ use crate::eval::{BatchPictures, Inference, validate};
 use crate::model::Network;
 use crate::model::weights::WeightsFile;
 use crate::report::Console;
-use burn::tensor::Device;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -82,7 +81,7 @@ pub fn val(
             network.parameters(),
             network.classes
         ));
-        let inference = Inference::new(&network, &state, gains(settings), &Device::flex());
+        let inference = Inference::new(&network, &state, gains(settings), &crate::gpu::assigned().burn_device());
         let pass = || -> Result<(), TrainError> {
             let batches = loader.val_batches_of(settings.batch, rank, ranks);
             let mut bar = console.bar("validation", batches.images());

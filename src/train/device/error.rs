@@ -3,6 +3,9 @@
 use cubecl::server::ServerError;
 
 use crate::dist::DistError;
+use crate::loss::MicroBatch;
+use crate::model::Network;
+use crate::train::precision::Precision;
 
 /// Why work on a GPU ended.
 #[derive(Debug, thiserror::Error)]
@@ -12,8 +15,7 @@ pub enum DeviceError {
     Failed { reason: String },
     /// An allocation failed.
     #[error(
-        "out of memory on the GPU: {images} images of {width}x{height} did not fit{}; {}",
-        asked.as_deref().map(|a| format!(" ({a})")).unwrap_or_default(),
+        "out of memory on the GPU: {images} images of {width}x{height} did not fit; {}",
         if *fits == 0 {
             "give a smaller --imgsz or --model".to_owned()
         } else {
@@ -24,8 +26,6 @@ pub enum DeviceError {
         images: usize,
         height: usize,
         width: usize,
-        /// What the driver was asked for.
-        asked: Option<String>,
         /// Images of a rank that would fit; 0 if unknown.
         fits: usize,
         /// The whole batch then.
@@ -44,7 +44,42 @@ impl From<ServerError> for DeviceError {
     }
 }
 
+/// Part of a GPU's memory that training may fill.
+const USABLE: f64 = 0.9;
+/// What is kept of a forward pass, in outputs of convolutions: what batch norms read, what they give, concatenations.
+const KEPT: f64 = 2.5;
+
 impl DeviceError {
+    /// A failure for want of memory says what did not fit, and what would.
+    pub(super) fn with_size(
+        self,
+        network: &Network,
+        precision: Precision,
+        batch: &MicroBatch,
+        ranks: usize,
+    ) -> Self {
+        if !self.is_memory() {
+            return self;
+        }
+        let (images, height, width) = (batch.truths.len(), batch.height, batch.width);
+        let outputs = network.conv_outputs((height, width)) as f64;
+        let per_image = outputs * KEPT * precision.dtype().size() as f64;
+        // weights, average, gradient, two moments
+        let fixed = 5.0 * 4.0 * network.layout.param_len as f64;
+        let fits = match crate::gpu::memory_of_assigned() {
+            Some(bytes) => ((bytes as f64 * USABLE - fixed) / per_image).max(0.0) as usize,
+            None => images / 2,
+        };
+        let fits = fits.min(images.saturating_sub(1));
+        Self::Memory {
+            images,
+            height,
+            width,
+            fits,
+            batch: fits * ranks,
+        }
+    }
+
     /// Whether it says that memory was not enough.
     pub(super) fn is_memory(&self) -> bool {
         let Self::Failed { reason } = self else {

@@ -68,6 +68,8 @@ pub(super) struct OnDevice {
     anchors: HashMap<(usize, usize), Arc<AnchorTable>>,
     /// The host's copies are older.
     ahead: bool,
+    /// Every phase is waited for.
+    timed: bool,
 }
 
 impl OnDevice {
@@ -115,6 +117,7 @@ impl OnDevice {
             scaler: LossScaler::new(precision),
             anchors: HashMap::new(),
             ahead: false,
+            timed: false,
         };
         made.narrow();
         Some(made)
@@ -183,6 +186,15 @@ impl OnDevice {
 
     pub(super) fn lane_images(&self) -> Vec<usize> {
         self.gradient.lane_images()
+    }
+
+    pub(super) fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// From now on every phase is waited for, so that its seconds are the device's.
+    pub(super) fn time_phases(&mut self) {
+        self.timed = true;
     }
 
     pub(super) fn loss_scale(&self) -> Option<LossScale> {

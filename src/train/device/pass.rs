@@ -1,9 +1,11 @@
 //! Forward, backward and step on a device. Nothing here waits for the device but the losses of the micro-batch before.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 
 use super::numbers::What;
 use super::{DeviceError, OnDevice, SUMS};
@@ -17,7 +19,7 @@ use crate::ops::cpu::lanes::Lanes;
 use crate::ops::gpu::flat;
 use crate::ops::ranks::{GradientSink, Ranks};
 use crate::train::ema;
-use crate::train::engine::{StepSize, Turn};
+use crate::train::engine::{Phases, StepSize, Turn};
 use crate::train::optim::Optimizer;
 use crate::train::schedule::Rates;
 
@@ -34,7 +36,8 @@ pub(in crate::train) struct Pass<'a> {
 }
 
 impl OnDevice {
-    /// Forward and backward of this rank's part of a micro-batch.
+    /// Forward and backward of this rank's part of a micro-batch. The seconds are those of the host, which runs ahead, or
+    /// with [`Self::time_phases`] those of the device.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -42,7 +45,7 @@ impl OnDevice {
         &mut self,
         batch: &MicroBatch,
         pass: &Pass,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Phases, DeviceError> {
         let Pass {
             network,
             lanes,
@@ -50,6 +53,7 @@ impl OnDevice {
             ..
         } = pass;
         self.ahead = true;
+        let mut clock = Clock::start(self.timed.then(|| self.params.client.clone()));
         let device = self.burn.clone().autodiff();
         let sink: Arc<dyn GradientSink> = self.gradient.clone();
         let ranks: Arc<dyn Ranks> = self.ranks.clone();
@@ -72,6 +76,7 @@ impl OnDevice {
             self.precision.dtype(),
         );
         let out = network.forward(&tensors, image, heads);
+        let forward = clock.lap()?;
         let anchors = self.anchors(network, batch.height, batch.width);
         let truths = Truths::new(&self.device, &batch.truths);
         let cut = lanes.cut(batch.truths.len());
@@ -115,11 +120,18 @@ impl OnDevice {
             ops::gpu::optim::add_sums(&self.window, &all, self.gradient.pending() == 0);
             self.numbers.read(What::Losses, &all);
         }
+        let loss = clock.lap()?;
         self.gradient.begin(turn.images, turn.ends_step);
         let total = total.expect("a network has a head");
         drop(total.backward());
         self.gradient.end();
-        Ok(())
+        let backward = clock.lap()?;
+        Ok(Phases {
+            forward,
+            loss,
+            backward,
+            waited: 0.0,
+        })
     }
 
     fn anchors(&mut self, network: &Network, height: usize, width: usize) -> Arc<AnchorTable> {
@@ -164,6 +176,9 @@ impl OnDevice {
         self.narrow();
         self.ahead = true;
         self.numbers.read(What::Norm, &norm);
+        if self.timed {
+            cubecl::future::block_on(self.params.client.sync())?;
+        }
         if !self.scaler.is_active() {
             return Ok(Done::Stepped);
         }
@@ -228,6 +243,32 @@ impl OnDevice {
     /// Norm of the newest step's gradient that is known.
     pub(in crate::train) fn last_norm(&self) -> f64 {
         self.norm
+    }
+}
+
+/// Seconds of phases.
+struct Clock {
+    client: Option<Client>,
+    at: Instant,
+}
+
+impl Clock {
+    /// With a client, each phase is waited for.
+    fn start(client: Option<Client>) -> Self {
+        Self {
+            client,
+            at: Instant::now(),
+        }
+    }
+
+    /// Since the last call.
+    fn lap(&mut self) -> Result<f64, DeviceError> {
+        if let Some(client) = &self.client {
+            cubecl::future::block_on(client.sync())?;
+        }
+        let seconds = self.at.elapsed().as_secs_f64();
+        self.at = Instant::now();
+        Ok(seconds)
     }
 }
 

@@ -190,7 +190,7 @@ impl<'a> Run<'a> {
             spec: network.spec.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
         };
-        let device = Device::flex();
+        let device = crate::gpu::assigned().burn_device();
         let (precision, numbers) = Precision::of(&settings, &device)?;
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let team = Team {
