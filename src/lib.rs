@@ -6,6 +6,7 @@ pub mod data;
 pub mod dist;
 pub mod doctor;
 pub mod eval;
+pub mod gpu;
 pub mod loss;
 pub mod model;
 pub mod ops;

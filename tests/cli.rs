@@ -127,13 +127,21 @@ fn words_of_another_syntax_are_answered_with_the_right_one() {
 
 #[test]
 fn devices_that_this_build_has_not_are_refused() {
-    for device in ["0", "0,1", "-1", "-1,-1", "wgpu:0"] {
-        assert_usage_error(
-            &run(&["--device", device]),
-            &format!(
-                "device {device} cannot be used: this build computes on CPUs (--device auto or cpu; cpu,cpu or cpu:N for several ranks)"
-            ),
-        );
+    for (device, what, feature, built) in [
+        ("0", "CUDA", "cuda", cfg!(feature = "cuda")),
+        ("0,1", "CUDA", "cuda", cfg!(feature = "cuda")),
+        ("-1", "CUDA", "cuda", cfg!(feature = "cuda")),
+        ("-1,-1", "CUDA", "cuda", cfg!(feature = "cuda")),
+        ("wgpu:0", "wgpu", "wgpu", cfg!(feature = "wgpu")),
+    ] {
+        if !built {
+            assert_usage_error(
+                &run(&["--device", device]),
+                &format!(
+                    "device {device} cannot be used: this build has no {what}; build one that has: cargo install --path . --features {feature}, or give --device cpu"
+                ),
+            );
+        }
     }
     assert_usage_error(
         &run(&["bench", "--device", "cpu:3"]),

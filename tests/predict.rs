@@ -566,7 +566,7 @@ fn the_doctor_examines_the_machine_and_leaves_nothing() {
         .unwrap();
     let json: Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json["ready"], true);
-    assert_eq!(json["devices"], serde_json::json!(["cpu"]));
+    assert_eq!(json["devices"][0], "cpu");
     assert!(json["machine"]["threads"].as_u64().unwrap() > 0, "{json}");
     assert_eq!(fs::read_dir(p.path()).unwrap().count(), 0);
 

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind, Write};
 
 use super::ranks::RanksError;
 use crate::config::ConfigError;
+use crate::gpu::GpuError;
 
 /// How a command ended that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,7 @@ pub(super) fn code_of(error: &anyhow::Error) -> u8 {
     match error.downcast_ref::<RanksError>() {
         Some(error) => error.code(),
         None if error.downcast_ref::<ConfigError>().is_some() => USAGE,
+        None if error.downcast_ref::<GpuError>().is_some() => USAGE,
         None => FAILED,
     }
 }

@@ -29,9 +29,13 @@ pub enum DeviceError {
         detail: String,
     },
     #[error(
-        "device {text} cannot be used: this build computes on CPUs (--device auto or cpu; cpu,cpu or cpu:N for several ranks)"
+        "device {text} cannot be used: this build has no {what}; build one that has: cargo install --path . --features {feature}, or give --device cpu"
     )]
-    NotInThisBuild { text: String },
+    NotInThisBuild {
+        text: String,
+        what: &'static str,
+        feature: &'static str,
+    },
     #[error(
         "device {text} stands for {ranks} ranks, but `yolo-train {command}` runs on one: give --device cpu"
     )]
@@ -128,15 +132,23 @@ impl DeviceRequest {
         })
     }
 
-    /// Whether this version can compute on it: `auto` and CPU ranks.
+    /// Whether this build can compute on it: `auto` and CPU ranks always, the others with their feature. What the machine
+    /// has is [`crate::gpu::resolve`]'s business.
     ///
     /// # Errors
-    /// [`DeviceError::NotInThisBuild`] for all others; `text` is what the user wrote.
+    /// [`DeviceError::NotInThisBuild`]; `text` is what the user wrote.
     pub fn check_supported(&self, text: &str) -> Result<(), DeviceError> {
-        match self {
-            Self::Auto | Self::Cpu { .. } => Ok(()),
-            _ => Err(DeviceError::NotInThisBuild {
+        let (built, what, feature) = match self {
+            Self::Auto | Self::Cpu { .. } => return Ok(()),
+            Self::Gpus(_) | Self::IdleGpus { .. } => (cfg!(feature = "cuda"), "CUDA", "cuda"),
+            Self::Wgpu(_) => (cfg!(feature = "wgpu"), "wgpu", "wgpu"),
+        };
+        match built {
+            true => Ok(()),
+            false => Err(DeviceError::NotInThisBuild {
                 text: text.to_owned(),
+                what,
+                feature,
             }),
         }
     }
@@ -231,16 +243,17 @@ mod tests {
     }
 
     #[test]
-    fn this_version_runs_auto_and_cpu_ranks_only() {
+    fn this_build_runs_auto_and_cpu_ranks_and_what_its_features_add() {
+        let (cuda, wgpu) = (cfg!(feature = "cuda"), cfg!(feature = "wgpu"));
         for (text, runs) in [
             ("auto", true),
             ("cpu", true),
             ("cpu:1", true),
             ("cpu,cpu", true),
             ("cpu:2", true),
-            ("0", false),
-            ("-1", false),
-            ("wgpu:0", false),
+            ("0", cuda),
+            ("-1", cuda),
+            ("wgpu:0", wgpu),
         ] {
             let request = DeviceRequest::parse(text).unwrap();
             assert_eq!(request.check_supported(text).is_ok(), runs, "{text}");

@@ -1,14 +1,16 @@
 //! What this machine has of what training needs: `yolo-train doctor`.
 //!
-//! Everything is read from files of the system and from two small trials; nothing of the user's is changed, and the one
-//! temporary file is removed. What a system does not tell is `None`, and shown as unknown.
+//! Everything is read from files of the system and from two small trials, and builds for GPUs ask their drivers; nothing
+//! of the user's is changed, and the one temporary file is removed. What a system does not tell is `None`, and shown as unknown.
 
+mod accelerators;
 mod gpu;
 mod limits;
 mod machine;
 mod report;
 mod trial;
 
+pub use accelerators::{Accelerators, Cuda};
 pub use gpu::Gpus;
 pub use limits::Cgroup;
 pub use machine::{Machine, Space};
@@ -70,6 +72,7 @@ pub fn examine(project: &Path) -> Report {
         Instructions::find(),
         Machine::find(Path::new("/"), project),
         Gpus::find(Path::new("/")),
+        Accelerators::find(),
         Trials::run(project),
     )
 }

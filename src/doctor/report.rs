@@ -1,6 +1,6 @@
 //! The report: what was found, what is missing and how to get it.
 
-use super::{Gpus, Instructions, Machine, Space, Trials, Versions};
+use super::{Accelerators, Gpus, Instructions, Machine, Space, Trials, Versions};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -30,8 +30,10 @@ pub struct Report {
     pub instructions: Instructions,
     pub machine: Machine,
     pub gpus: Gpus,
+    #[serde(flatten)]
+    pub accelerators: Accelerators,
     /// What `--device` can be.
-    pub devices: Vec<&'static str>,
+    pub devices: Vec<String>,
     pub trials: Trials,
     pub missing: Vec<Advice>,
 }
@@ -47,16 +49,18 @@ impl Report {
         instructions: Instructions,
         machine: Machine,
         gpus: Gpus,
+        accelerators: Accelerators,
         trials: Trials,
     ) -> Self {
-        let missing = advice(&instructions, &machine, &gpus, &trials);
+        let missing = advice(&instructions, &machine, &gpus, &accelerators, &trials);
         Self {
             ready: !missing.iter().any(|a| a.needed),
             versions,
             instructions,
             machine,
             gpus,
-            devices: vec!["cpu"],
+            devices: accelerators.devices(),
+            accelerators,
             trials,
             missing,
         }
@@ -110,6 +114,9 @@ impl Report {
             &format!("{} (--device)", self.devices.join(", ")),
         );
         t.line("GPUs", &gpus(&self.gpus));
+        for (title, text) in self.accelerators.lines() {
+            t.line(&title, &text);
+        }
         for (name, trial) in [
             ("compute", &self.trials.compute),
             ("files", &self.trials.disk),
@@ -155,7 +162,7 @@ impl Lines {
     }
 }
 
-fn advice(i: &Instructions, m: &Machine, g: &Gpus, t: &Trials) -> Vec<Advice> {
+fn advice(i: &Instructions, m: &Machine, g: &Gpus, a: &Accelerators, t: &Trials) -> Vec<Advice> {
     let mut all = vec![];
     let mut add = |needed: bool, missing: String, remedy: &str| {
         all.push(Advice {
@@ -237,12 +244,18 @@ fn advice(i: &Instructions, m: &Machine, g: &Gpus, t: &Trials) -> Vec<Advice> {
             "give --threads and --workers that fit",
         );
     }
-    if g.any() {
-        add(
+    match &a.cuda {
+        Some(cuda) => {
+            for (problem, remedy) in &cuda.remedies {
+                add(false, problem.clone(), remedy);
+            }
+        }
+        None if g.any() && a.wgpu.is_none() => add(
             false,
             "a GPU cannot be used: this build has no CUDA".into(),
-            "GPUs are not supported yet; --device cpu is used",
-        );
+            "build one that has: cargo install --path . --features cuda (GPUs of others: --features wgpu)",
+        ),
+        None => {}
     }
     all
 }
@@ -311,7 +324,7 @@ fn gpus(g: &Gpus) -> String {
 }
 
 /// `3.2 GiB`.
-fn bytes(n: u64) -> String {
+pub(super) fn bytes(n: u64) -> String {
     let n = n as f64;
     for (unit, size) in [("TiB", 40), ("GiB", 30), ("MiB", 20)] {
         let one = (1_u64 << size) as f64;
@@ -358,7 +371,14 @@ mod tests {
             burn: "4",
             target: "x".into(),
         };
-        Report::new(versions, instructions, machine, gpus, trials)
+        Report::new(
+            versions,
+            instructions,
+            machine,
+            gpus,
+            Accelerators::default(),
+            trials,
+        )
     }
 
     #[test]

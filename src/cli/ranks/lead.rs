@@ -19,6 +19,7 @@ use crate::dist::DistError;
 use crate::dist::launch::{Again, Environment, TOKEN, Workers};
 use crate::dist::master::Master;
 use crate::dist::store::{StoreClient, StoreServer, random_token};
+use crate::gpu::{DEVICE_VARIABLE, Device};
 use crate::report::Console;
 
 /// For ranks to end that were asked to, after [`GRACE`], because another one has failed: they may be writing a checkpoint.
@@ -37,7 +38,12 @@ struct Run {
     others: Option<Others>,
 }
 
-pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome> {
+/// `devices`: of this machine's ranks, in order.
+pub(super) fn lead(
+    nodes: &Nodes,
+    settings: &Settings,
+    devices: &[Device],
+) -> anyhow::Result<Outcome> {
     let mut attempts = Attempts::new(settings, nodes.devices);
     let mut interrupted = None;
     loop {
@@ -59,7 +65,8 @@ pub(super) fn lead(nodes: &Nodes, settings: &Settings) -> anyhow::Result<Outcome
             Some(flag) => flag,
             None => interrupted.insert(interrupt::listen()?),
         };
-        let workers = start(&run, attempts.ranks, attempts.again.as_ref())?;
+        let devices = &devices[..attempts.ranks];
+        let workers = start(&run, devices, attempts.again.as_ref())?;
         let end = attempt(nodes, &mut run, workers, interrupted);
         let again = end
             .as_ref()
@@ -225,11 +232,12 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn start(run: &Run, devices: usize, again: Option<&Again>) -> anyhow::Result<Workers> {
+fn start(run: &Run, devices: &[Device], again: Option<&Again>) -> anyhow::Result<Workers> {
     let program = std::env::current_exe().context("finding the program to start ranks with")?;
     let mut workers = Workers::new();
-    for rank in run.first..run.first + devices {
+    for (rank, device) in (run.first..).zip(devices) {
         let mut command = Process::new(&program);
+        command.env(DEVICE_VARIABLE, device.to_string());
         command.args(std::env::args_os().skip(1));
         command.stdin(Stdio::null());
         #[cfg(unix)]

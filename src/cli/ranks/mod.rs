@@ -35,6 +35,8 @@ use crate::dist::store::StoreClient;
 use crate::dist::tcp::TcpOptions;
 use crate::dist::{DistError, ProcessGroup, Single};
 use crate::eval::ValidateError;
+use crate::gpu::{self, Resolved};
+use crate::report::Console;
 use crate::train::TrainError;
 
 /// For the others to say what they know, once one has failed.
@@ -146,13 +148,19 @@ impl RanksError {
     }
 }
 
-/// For commands that know one rank only.
+/// For commands that know one rank only; its device is this process's afterwards.
 ///
 /// # Errors
-/// [`DeviceError::OneRank`] where `--device` stands for several.
+/// [`DeviceError::OneRank`] where `--device` stands for several; those of [`gpu::resolve`].
 pub fn only_one(settings: &Settings, command: Command) -> anyhow::Result<()> {
     match settings.ranks()? {
-        1 => Ok(()),
+        1 => {
+            take(
+                gpu::resolve(&settings.device_request()?, &settings.device)?,
+                true,
+            );
+            Ok(())
+        }
         ranks => Err(usage(DeviceError::OneRank {
             text: settings.device.clone(),
             ranks,
@@ -235,12 +243,32 @@ pub fn run(
         return Err(RanksError::NoRestarts.into());
     }
     match place {
-        Place::Alone => alone(work),
-        Place::Lead(nodes) => lead::lead(&nodes, settings),
-        Place::Launched(launched) if launched.size == 1 => alone(work),
-        Place::Launched(launched) => launched_rank(&launched, settings, work),
+        Place::Alone => {
+            take(
+                gpu::resolve(&settings.device_request()?, &settings.device)?,
+                true,
+            );
+            alone(work)
+        }
+        Place::Lead(nodes) => {
+            let found = gpu::resolve(&settings.device_request()?, &settings.device)?;
+            found.note.iter().for_each(|note| Console::new().note(note));
+            lead::lead(&nodes, settings, &found.devices)
+        }
+        Place::Launched(launched) => {
+            let request = settings.device_request()?;
+            let own = gpu::of_launched(&request, &settings.device, launched.local_rank)?;
+            take(own, launched.rank == 0);
+            match launched.size {
+                1 => alone(work),
+                _ => launched_rank(&launched, settings, work),
+            }
+        }
         Place::Worker(environment) => {
             end_with(environment.parent);
+            if let Some(device) = gpu::of_environment()? {
+                gpu::assign(device);
+            }
             as_rank(&environment, settings, work, |report| {
                 let post = || -> Result<(), DistError> {
                     let (board, token) = (environment.board(), &environment.token);
@@ -251,6 +279,19 @@ pub fn run(
             })
         }
     }
+}
+
+/// Makes the first device the one of this process; one process tells the user about it.
+fn take(found: Resolved, tells: bool) {
+    if tells && let Some(note) = found.note {
+        Console::new().note(note);
+    }
+    found
+        .devices
+        .first()
+        .copied()
+        .into_iter()
+        .for_each(gpu::assign);
 }
 
 fn alone(
