@@ -87,18 +87,6 @@ pub struct Given(BTreeSet<&'static str>);
 pub type Word = (&'static OptionSpec, String);
 
 impl Settings {
-    /// Whether `--device` names GPUs.
-    pub fn is_on_gpus(&self) -> bool {
-        let request = DeviceRequest::parse(&self.device);
-        request.is_ok_and(|r| !matches!(r, DeviceRequest::Auto | DeviceRequest::Cpu { .. }))
-    }
-
-    /// Whether sums over images are formed in `--lanes` lanes, on however many ranks: always on CPUs, on GPUs with
-    /// `--deterministic`.
-    pub fn fixed_lanes(&self) -> bool {
-        self.deterministic || !self.is_on_gpus()
-    }
-
     /// The settings of a command from the words of its command line and, where they name one, the `--cfg` file.
     ///
     /// # Errors

@@ -239,6 +239,20 @@ pub fn assigned() -> Device {
     ASSIGNED.get().copied().unwrap_or(Device::Cpu)
 }
 
+/// Bytes of the memory of this process's GPU, where the driver tells.
+#[must_use]
+pub fn memory_of_assigned() -> Option<u64> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(index) = assigned() {
+        let gpus = &cuda::inventory().gpus;
+        return gpus
+            .iter()
+            .find(|g| g.index == index)
+            .map(|g| g.memory_bytes);
+    }
+    None
+}
+
 /// The device that the first process of this machine has given to this rank.
 ///
 /// # Errors

@@ -87,7 +87,12 @@ pub fn run(
         classes: 0.0,
         distances: 0.0,
     };
-    let inference = Inference::new(&network, &state, gains, &crate::gpu::assigned().burn_device());
+    let inference = Inference::new(
+        &network,
+        &state,
+        gains,
+        &crate::gpu::assigned().burn_device(),
+    );
     let run = Run {
         settings,
         console,

@@ -123,7 +123,7 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
         let batches = loader.batches_per_epoch();
         let optimizer = plan.optimizer(settings.weight_decay, &network.layout);
         let weights = head_weights(network.spec.one_to_one, 0, 2);
-        let team = Team::alone(plan::lanes(settings, 1)?.0);
+        let team = Team::alone(plan::lanes(settings, 1, crate::gpu::assigned())?.0);
         let device = crate::gpu::assigned().burn_device();
         let (precision, _) = Precision::of(settings, &device)?;
         let mut engine = Engine::new(network, state, optimizer, gains(settings), &device, team)
@@ -183,10 +183,13 @@ pub fn run(settings: &Settings, console: &Console) -> Result<Bench, TrainError> 
                 first_step_s = start.elapsed().as_secs_f64();
             }
         }
-        let of_phases = if behind { timed.end..end } else { timed.clone() };
-        let of = |f: fn(&Phases) -> f64| {
-            milliseconds(phases[of_phases.clone()].iter().map(f).collect())
+        let of_phases = if behind {
+            timed.end..end
+        } else {
+            timed.clone()
         };
+        let of =
+            |f: fn(&Phases) -> f64| milliseconds(phases[of_phases.clone()].iter().map(f).collect());
         let step_ms = milliseconds(all[timed.clone()].to_vec());
         let seconds = step_ms.median / 1e3;
         let gflops = 3.0 * flops as f64 * settings.batch as f64 / seconds / 1e9;

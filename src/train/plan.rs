@@ -7,6 +7,7 @@ use super::optim::{self, Algorithm};
 use super::schedule::Schedule;
 use crate::config::{LrScaling, Optimizer, Settings};
 use crate::data::sampler::mosaic_off_from;
+use crate::gpu::Device;
 use crate::model::Layout;
 use crate::model::init::NORM_MOMENTUM;
 use crate::ops::cpu::lanes::Lanes;
@@ -136,11 +137,16 @@ pub fn resolve(s: &Settings, images: usize, batches: usize, classes: usize) -> P
 }
 
 /// Lanes that sums over images are formed in, for `ranks` ranks, and a line to print where they are not the usual ones.
+/// On GPUs without `--deterministic` there is one for each rank, whatever `--lanes` says.
 ///
 /// # Errors
 /// [`TrainError::LanesBelowRanks`].
-pub fn lanes(s: &Settings, ranks: usize) -> Result<(usize, Option<String>), TrainError> {
-    if !s.fixed_lanes() {
+pub fn lanes(
+    s: &Settings,
+    ranks: usize,
+    device: Device,
+) -> Result<(usize, Option<String>), TrainError> {
+    if device.is_gpu() && !s.deterministic {
         // nothing depends on them, and a rank's sums cost least in one piece
         return Ok((ranks, None));
     }
@@ -330,7 +336,7 @@ mod tests {
 
     #[test]
     fn lanes_are_four_or_as_many_as_ranks() {
-        let of = |o: &[(&str, &str)], ranks| lanes(&settings(o), ranks);
+        let of = |o: &[(&str, &str)], ranks| lanes(&settings(o), ranks, Device::Cpu);
         for ranks in [1, 2, 4] {
             assert_eq!(of(&[], ranks).unwrap(), (4, None));
         }
@@ -338,6 +344,10 @@ mod tests {
         assert!(three == 3 && line.unwrap().contains("3 lanes"));
         assert_eq!(of(&[], 8).unwrap().0, 8);
         assert_eq!(of(&[("lanes", "4")], 3).unwrap(), (4, None));
+        let gpu = |o: &[(&str, &str)]| lanes(&settings(o), 2, Device::Cuda(0)).unwrap().0;
+        assert_eq!(gpu(&[]), 2);
+        assert_eq!(gpu(&[("lanes", "8")]), 2);
+        assert_eq!(gpu(&[("lanes", "8"), ("deterministic", "true")]), 8);
         let e = of(&[("lanes", "2")], 3).unwrap_err().to_string();
         assert!(e.contains("2 lanes") && e.contains("3 ranks"), "{e}");
     }

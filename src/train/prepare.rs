@@ -81,7 +81,7 @@ fn rest(
     group: &dyn ProcessGroup,
     console: &Console,
 ) -> Result<Prepared, TrainError> {
-    let (lanes, lanes_line) = plan::lanes(settings, group.size())?;
+    let (lanes, lanes_line) = plan::lanes(settings, group.size(), crate::gpu::assigned())?;
     group.beat("scanning labels");
     fault::at(group, fault::Place::DataScan)?;
     let train = Arc::new(data.split(SplitName::Train, None, console)?);

@@ -143,7 +143,7 @@ pub fn run(
     let first = agree(&**group, "data set", first.transpose())?;
     let bed = first.map_or_else(|| Bed::new(settings, &Console::silent()), Ok);
     let bed = agree(&**group, "labels", bed)?;
-    let (lanes, _) = super::plan::lanes(settings, ranks)?;
+    let (lanes, _) = super::plan::lanes(settings, ranks, crate::gpu::assigned())?;
     let shard = Shard {
         index: group.rank(),
         count: ranks,

@@ -81,7 +81,12 @@ pub fn val(
             network.parameters(),
             network.classes
         ));
-        let inference = Inference::new(&network, &state, gains(settings), &crate::gpu::assigned().burn_device());
+        let inference = Inference::new(
+            &network,
+            &state,
+            gains(settings),
+            &crate::gpu::assigned().burn_device(),
+        );
         let pass = || -> Result<(), TrainError> {
             let batches = loader.val_batches_of(settings.batch, rank, ranks);
             let mut bar = console.bar("validation", batches.images());
