@@ -27,7 +27,8 @@ use super::engine::Team;
 use super::optim::Optimizer;
 use super::precision::Precision;
 use crate::dist::{Buffer, Call, GroupRanks, ProcessGroup};
-use crate::loss::device::AnchorTable;
+use crate::ops::gpu::loss::AnchorTable;
+use crate::ops::gpu::optim::{self, Totals};
 use crate::model::Layout;
 use crate::model::init::State;
 use crate::ops::cpu::lanes::lanes_of;
@@ -52,8 +53,9 @@ pub(super) struct OnDevice {
     optimizer: DeviceOptimizer,
     gradient: Arc<DeviceGradient>,
     ranks: Arc<GroupRanks>,
-    /// `[lanes, SUMS]` of the step that is under way.
-    window: CubeTensor,
+    /// Of the step that is under way.
+    totals: Totals,
+    class_weights: Option<CubeTensor>,
     numbers: Numbers,
     /// Losses that have come and nobody has seen, `[lanes, SUMS]` each.
     losses: Vec<Vec<f32>>,
@@ -87,10 +89,8 @@ impl OnDevice {
         let padded = layout.padded(flat::ALIGN);
         let up = |values: &[f32]| flat::upload(&device, values, [values.len()], DType::F32);
         let params = padded.gather_from(layout, &state.params);
-        let half = (precision != Precision::Float32)
-            .then(|| flat::empty(&device, [params.len()], precision.dtype()));
         let mut made = Self {
-            optimizer: DeviceOptimizer::new(&device, &padded, layout, optimizer),
+            optimizer: optimizer_of(&device, layout, &padded, optimizer),
             gradient: Arc::new(DeviceGradient::new(
                 &device,
                 &padded,
@@ -98,12 +98,13 @@ impl OnDevice {
                 team.lanes,
                 team.buckets,
             )),
-            window: up(&vec![0.0; team.lanes * SUMS]),
+            totals: Totals::new(team.lanes, &device),
+            class_weights: None,
             params: up(&params),
             average: up(&params),
             buffers: up(&state.buffers),
             average_buffers: up(&state.buffers),
-            half,
+            half: None,
             layout: padded,
             burn: burn.clone(),
             device,
@@ -125,9 +126,8 @@ impl OnDevice {
 
     /// The parameters as convolutions read them.
     fn narrow(&mut self) {
-        if let Some(half) = &self.half {
-            crate::ops::gpu::optim::cast(&self.params, half);
-        }
+        let half = self.precision != Precision::Float32;
+        self.half = half.then(|| optim::cast(&self.params, self.precision.dtype()));
     }
 
     /// Brings the host's copies up to date.
@@ -151,8 +151,8 @@ impl OnDevice {
         average.params = params(&self.average)?;
         state.buffers = flat::download(&self.buffers)?;
         average.buffers = flat::download(&self.average_buffers)?;
-        let memory = self.optimizer.arrays();
-        for ((_, host), device) in optimizer.buffers_mut().into_iter().zip(memory) {
+        let memory = self.optimizer.buffers();
+        for ((_, host), (_, device)) in optimizer.buffers_mut().into_iter().zip(memory) {
             host.copy_from_slice(&params(device)?);
         }
         Ok(())
@@ -173,9 +173,7 @@ impl OnDevice {
         params(&self.average, &average.params);
         flat::write(&self.buffers, &state.buffers);
         flat::write(&self.average_buffers, &average.buffers);
-        for ((_, host), device) in optimizer.buffers().into_iter().zip(self.optimizer.arrays()) {
-            params(device, host);
-        }
+        self.optimizer = optimizer_of(&self.device, layout, &self.layout, optimizer);
         self.ahead = false;
         self.narrow();
     }
@@ -258,11 +256,11 @@ impl OnDevice {
         }
         let (images, micro_batches) = (&counters.lane_images, counters.micro_batches);
         self.gradient.restore(&padded, images, micro_batches);
-        let mut window = vec![0.0f32; team.lanes * SUMS];
-        for (lane, scores) in window.chunks_exact_mut(SUMS).zip(&counters.score_sums) {
+        let mut sums = vec![0.0f32; team.lanes * SUMS];
+        for (lane, scores) in sums.chunks_exact_mut(SUMS).zip(&counters.score_sums) {
             (lane[3], lane[7]) = (scores[0] as f32, scores[1] as f32);
         }
-        flat::write(&self.window, &window);
+        flat::write(&self.totals.sums, &sums);
     }
 
     /// Sums of target scores of the heads in each lane, of the step that is under way.
@@ -270,10 +268,30 @@ impl OnDevice {
     /// # Errors
     /// The device failed.
     pub(super) fn score_sums(&self) -> Result<Vec<[f64; 2]>, DeviceError> {
-        let window: Vec<f32> = flat::download(&self.window)?;
-        let lanes = window.chunks_exact(SUMS);
+        let sums: Vec<f32> = flat::download(&self.totals.sums)?;
+        let lanes = sums.chunks_exact(SUMS);
         Ok(lanes
             .map(|lane| [f64::from(lane[3]), f64::from(lane[7])])
             .collect())
     }
+}
+
+/// The optimizer with its state on the device, in the padded order.
+fn optimizer_of(
+    device: &CubeDevice,
+    layout: &Layout,
+    padded: &Layout,
+    optimizer: &Optimizer,
+) -> DeviceOptimizer {
+    let wide = |values: &Vec<f32>| match values.is_empty() {
+        true => vec![],
+        false => padded.gather_from(layout, values),
+    };
+    let wide = Optimizer {
+        first: wide(&optimizer.first),
+        second: wide(&optimizer.second),
+        muon: wide(&optimizer.muon),
+        ..optimizer.clone()
+    };
+    DeviceOptimizer::new(padded, &wide, device)
 }

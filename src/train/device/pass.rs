@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
 use super::numbers::What;
 use super::{DeviceError, OnDevice, SUMS};
-use crate::loss::device::{AnchorTable, Truths, head_loss};
+use crate::loss::device as device_loss;
 use crate::loss::{
     Anchors, Components, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
 };
@@ -17,8 +17,11 @@ use crate::model::{HeadOutput, Heads, Network, Tensors};
 use crate::ops;
 use crate::ops::cpu::lanes::Lanes;
 use crate::ops::gpu::flat;
+use crate::ops::gpu::loss::{self, AnchorTable};
+use crate::ops::gpu::optim::Flat;
 use crate::ops::ranks::{GradientSink, Ranks};
 use crate::train::ema;
+use crate::train::device_optim::StepFactor;
 use crate::train::engine::{Phases, StepSize, Turn};
 use crate::train::optim::Optimizer;
 use crate::train::schedule::Rates;
@@ -58,8 +61,9 @@ impl OnDevice {
         let sink: Arc<dyn GradientSink> = self.gradient.clone();
         let ranks: Arc<dyn Ranks> = self.ranks.clone();
         let weights = self.half.as_ref().unwrap_or(&self.params);
+        let buffers = flat::tensor::<1>(self.buffers.clone());
         let mut tensors = Tensors::on_device(&self.layout, weights, &self.params)
-            .with_device_stats(&self.layout, &self.buffers, pass.norm_momentum)
+            .with_device_stats(&self.layout, &buffers, pass.norm_momentum)
             .with_lanes(lanes.clone())
             .with_sink(sink);
         if pass.synced {
@@ -78,7 +82,11 @@ impl OnDevice {
         let out = network.forward(&tensors, image, heads);
         let forward = clock.lap()?;
         let anchors = self.anchors(network, batch.height, batch.width);
-        let truths = Truths::new(&self.device, &batch.truths);
+        let truths = device_loss::truths(&batch.truths, &self.device);
+        if self.class_weights.is_none() {
+            let upload = |w: &[f64]| device_loss::class_weights(w, &self.device);
+            self.class_weights = pass.class_weights.map(upload);
+        }
         let cut = lanes.cut(batch.truths.len());
         let (many, one) = turn.head_weights;
         let each = [
@@ -86,19 +94,27 @@ impl OnDevice {
             (&out.one_to_one, ONE_TO_ONE, one),
         ];
         let mut total: Option<Tensor<1>> = None;
-        let mut sums: [Option<CubeTensor>; 2] = [None, None];
-        for ((head, topk, weight), sums) in each.into_iter().zip(&mut sums) {
-            let Some(head) = head else { continue };
+        let mut sums: Vec<Tensor<2>> = vec![];
+        for (head, topk, weight) in each {
+            let Some(head) = head else {
+                let none = vec![0.0f32; cut.len() * SUMS / 2];
+                let none = flat::upload(&self.device, &none, [cut.len(), SUMS / 2], DType::F32);
+                sums.push(flat::tensor(none));
+                continue;
+            };
             let c = Criterion {
                 reg_max: network.spec.reg_max,
                 gains: pass.gains,
                 class_weights: pass.class_weights,
                 topk,
             };
+            let measure = device_loss::measure(&c, self.class_weights.clone());
             let scale = self.scaler.scale();
             let (boxes, scores) = raw(head)?;
-            let g = head_loss(boxes, scores, &truths, &anchors, &c, weight, scale, &cut);
-            *sums = Some(g.sums);
+            let g = loss::head_loss(
+                boxes, scores, &truths, &anchors, &measure, weight, scale, &cut,
+            );
+            sums.push(flat::tensor(g.sums));
             let seeds = [(&head.boxes, g.d_boxes), (&head.scores, g.d_scores)];
             for (output, gradient) in seeds {
                 let gradient = Tensor::from_inner(flat::tensor(gradient));
@@ -109,17 +125,7 @@ impl OnDevice {
                 });
             }
         }
-        let own = ops::gpu::optim::join_sums(&sums, cut.len(), &self.device);
-        // every rank learns all losses, so that all agree on whether they are finite
-        let all = match self.ranks.size() {
-            1 => Some(own),
-            _ => self.ranks.gather_device("losses", "sums", own),
-        };
-        // after a failure, which `GroupRanks` keeps, nothing of this counts
-        if let Some(all) = all {
-            ops::gpu::optim::add_sums(&self.window, &all, self.gradient.pending() == 0);
-            self.numbers.read(What::Losses, &all);
-        }
+        self.share(Tensor::cat(sums, 1))?;
         let loss = clock.lap()?;
         self.gradient.begin(turn.images, turn.ends_step);
         let total = total.expect("a network has a head");
@@ -134,11 +140,32 @@ impl OnDevice {
         })
     }
 
+    /// Brings the sums `[own lanes, SUMS]` of every rank to all, so that all divide by the same normalisers and agree on
+    /// whether they are finite.
+    fn share(&mut self, own: Tensor<2>) -> Result<(), DeviceError> {
+        let own = on_device(own)?;
+        let all = match self.ranks.size() {
+            1 => Some(own),
+            _ => self.ranks.gather_device("losses", "sums", own),
+        };
+        // after a failure, which `GroupRanks` keeps, nothing of this counts
+        let Some(all) = all else { return Ok(()) };
+        self.numbers.read(What::Losses, &all);
+        self.totals.sums = match self.gradient.pending() {
+            0 => all,
+            _ => {
+                let before = flat::tensor::<2>(self.totals.sums.clone());
+                on_device(before + flat::tensor::<2>(all))?
+            }
+        };
+        Ok(())
+    }
+
     fn anchors(&mut self, network: &Network, height: usize, width: usize) -> Arc<AnchorTable> {
         let device = &self.device;
         let table = self.anchors.entry((height, width)).or_insert_with(|| {
             let anchors = Anchors::new(height, width, &network.strides);
-            Arc::new(AnchorTable::new(device, &anchors))
+            Arc::new(device_loss::anchors(&anchors, device))
         });
         table.clone()
     }
@@ -160,22 +187,27 @@ impl OnDevice {
         let d = ema::decay(images_seen as f64 / r, size.full as f64 / r);
         let factor = r * images as f64 / size.full as f64 / f64::from(self.scaler.scale());
         let bound = size.clip_bound(images);
-        let norm = self.optimizer.norm(&sum, &self.window, factor, bound);
-        optimizer.steps += 1;
-        self.optimizer.step(
-            optimizer,
-            &self.params,
-            &self.average,
-            &sum,
-            &norm,
+        let flat = Flat {
+            params: &self.params,
+            average: &self.average,
+            gradient: &sum,
+        };
+        let status = self.optimizer.step(
+            flat,
             rates,
-            d,
+            &self.totals,
+            StepFactor {
+                factor,
+                bound,
+                average_decay: d,
+            },
         );
         self.optimizer
-            .blend_statistics(&self.average_buffers, &self.buffers, &norm, d);
+            .blend_statistics(&status, &self.average_buffers, &self.buffers, d);
+        optimizer.steps = self.optimizer.steps();
         self.narrow();
         self.ahead = true;
-        self.numbers.read(What::Norm, &norm);
+        self.numbers.read(What::Norm, &status.numbers);
         if self.timed {
             cubecl::future::block_on(self.params.client.sync())?;
         }
@@ -190,7 +222,8 @@ impl OnDevice {
             return Ok(Done::NotFinite);
         }
         if self.overflows > before {
-            optimizer.steps -= 1;
+            self.optimizer.skipped();
+            optimizer.steps = self.optimizer.steps();
             return Ok(Done::LeftOut);
         }
         Ok(Done::Stepped)
@@ -205,7 +238,9 @@ impl OnDevice {
             }
             What::Losses => self.losses.push(values.to_vec()),
             What::Norm => {
+                // norm, factor of clipping, whether it is finite
                 self.norm = values.first().map_or(f64::NAN, |&n| f64::from(n));
+                let finite = values.get(2) == Some(&1.0);
                 if !self.scaler.update(finite) {
                     self.culprit.get_or_insert("gradient");
                 } else if !finite {
@@ -290,15 +325,16 @@ pub(in crate::train) enum Done {
     NotFinite,
 }
 
+fn on_device<const D: usize>(t: Tensor<D>) -> Result<CubeTensor, DeviceError> {
+    flat::primitive(t).ok_or_else(|| DeviceError::Failed {
+        reason: "a tensor is not on it".into(),
+    })
+}
+
 /// The outputs of a head outside the graph.
 fn raw(head: &HeadOutput) -> Result<(CubeTensor, CubeTensor), DeviceError> {
-    let of = |t: &Tensor<3>| flat::primitive(t.clone().inner());
-    match (of(&head.boxes), of(&head.scores)) {
-        (Some(boxes), Some(scores)) => Ok((boxes, scores)),
-        _ => Err(DeviceError::Failed {
-            reason: "the network's outputs are not on it".into(),
-        }),
-    }
+    let of = |t: &Tensor<3>| on_device(t.clone().inner());
+    Ok((of(&head.boxes)?, of(&head.scores)?))
 }
 
 /// What is shown of the losses of all lanes, `[lanes, SUMS]`.
