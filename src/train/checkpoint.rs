@@ -261,13 +261,13 @@ impl Checkpoint {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::model::ModelSpec;
     use crate::loss::Components;
     use proptest::prelude::*;
 
-    fn header() -> Header {
+    pub(in crate::train) fn header() -> Header {
         Header {
             version: "1".into(),
             isa: "portable".into(),

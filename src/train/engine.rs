@@ -808,3 +808,7 @@ mod tests;
 #[cfg(test)]
 #[path = "ranks_tests.rs"]
 mod ranks_tests;
+
+#[cfg(all(test, feature = "gpu"))]
+#[path = "device_tests.rs"]
+mod device_tests;

@@ -10,19 +10,19 @@ use crate::model::init;
 use crate::train::optim::Algorithm;
 use std::ops::Range;
 
-const GAINS: Gains = Gains {
+pub(super) const GAINS: Gains = Gains {
     boxes: 7.5,
     classes: 0.5,
     distances: 1.5,
 };
 const WEIGHTS: (f64, f64) = (0.8, 0.2);
-const SIZE: StepSize = StepSize {
+pub(super) const SIZE: StepSize = StepSize {
     reference: 64,
     full: 8,
 };
 
 /// Images at these positions of a run, with 0 to 3 objects each; the first `backgrounds` have none.
-fn images(
+pub(super) fn images(
     positions: Range<usize>,
     side: usize,
     backgrounds: usize,
@@ -53,16 +53,21 @@ fn images(
 }
 
 /// A micro-batch: images on all ranks together, their side, how many of them show nothing.
-type Cut = (usize, usize, usize);
+pub(super) type Cut = (usize, usize, usize);
 
-fn engine(team: Team, algorithm: Algorithm) -> Engine {
+pub(super) fn network_and_state() -> (Network, State) {
     let network = Network::new(ModelSpec::resolve("yolo26n").unwrap(), 3);
     let state = init::init(&network, 0);
+    (network, state)
+}
+
+fn engine(team: Team, algorithm: Algorithm) -> Engine {
+    let (network, state) = network_and_state();
     let optimizer = Optimizer::new(algorithm, 5e-4, network.layout.param_len);
     Engine::new(network, state, optimizer, GAINS, &Device::flex(), team)
 }
 
-fn team(group: Arc<dyn ProcessGroup>, lanes: usize, bytes: usize) -> Team {
+pub(super) fn team(group: Arc<dyn ProcessGroup>, lanes: usize, bytes: usize) -> Team {
     Team {
         group,
         lanes,
@@ -75,7 +80,7 @@ fn team(group: Arc<dyn ProcessGroup>, lanes: usize, bytes: usize) -> Team {
 }
 
 /// This rank's part of a micro-batch.
-fn accumulate(
+pub(super) fn accumulate(
     e: &mut Engine,
     first: usize,
     (n, side, backgrounds): Cut,
@@ -97,12 +102,12 @@ fn accumulate(
     e.accumulate(&batch, turn).unwrap().unwrap()
 }
 
-fn bits(v: &[f32]) -> Vec<u32> {
+pub(super) fn bits(v: &[f32]) -> Vec<u32> {
     v.iter().map(|v| v.to_bits()).collect()
 }
 
 /// Runs `f` on connected ranks, each a thread with a pool of `compute` threads.
-fn on_ranks<T: Send>(
+pub(super) fn on_ranks<T: Send>(
     size: usize,
     transport: Transport,
     compute: usize,

@@ -27,12 +27,12 @@ use super::engine::Team;
 use super::optim::Optimizer;
 use super::precision::Precision;
 use crate::dist::{Buffer, Call, GroupRanks, ProcessGroup};
-use crate::ops::gpu::loss::AnchorTable;
-use crate::ops::gpu::optim::{self, Totals};
 use crate::model::Layout;
 use crate::model::init::State;
 use crate::ops::cpu::lanes::lanes_of;
 use crate::ops::gpu::flat;
+use crate::ops::gpu::loss::AnchorTable;
+use crate::ops::gpu::optim::{self, Totals};
 
 /// Sums of a lane: box, class, distance, target scores of the one-to-many head, then of the one-to-one head.
 const SUMS: usize = 8;

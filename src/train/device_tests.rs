@@ -1,0 +1,226 @@
+//! Training on a device against the CPU's kernels. `cargo test` runs on a Vulkan adapter; `YOLO_TRAIN_TEST_DEVICE=cuda:0` on a
+//! CUDA GPU.
+
+use super::ranks_tests::{SIZE, accumulate, bits, images, network_and_state, on_ranks, team};
+use super::*;
+use crate::dist::tcp::Transport;
+use crate::ops::gpu::testing;
+use crate::train::optim::Algorithm;
+
+const RATES: Rates = Rates {
+    lr: 0.01,
+    bias_lr: 0.02,
+    momentum: 0.9,
+};
+/// Images a side of 64 pixels: the smallest with three levels of more than one anchor.
+const SIDE: usize = 64;
+
+fn engine_on(device: &Device, team: Team, algorithm: Algorithm) -> Engine {
+    let (network, state) = network_and_state();
+    let optimizer = Optimizer::new(algorithm, 5e-4, network.layout.param_len);
+    Engine::new(network, state, optimizer, ranks_tests::GAINS, device, team)
+}
+
+/// What a run leaves: losses of its micro-batches, weights, average, running statistics.
+#[derive(Debug, Clone, PartialEq)]
+struct Left {
+    losses: Vec<[f64; 4]>,
+    params: Vec<f32>,
+    average: Vec<f32>,
+    buffers: Vec<f32>,
+}
+
+/// Steps of these micro-batches each.
+fn train(e: &mut Engine, steps: usize, cuts: &[ranks_tests::Cut]) -> Left {
+    let (mut first, mut all) = (0, ShownLoss::default());
+    let mut losses = vec![];
+    let mut keep = |l: ShownLoss, all: &mut ShownLoss| {
+        all.add(l);
+        let s = all.sums;
+        losses.push([s.boxes, s.classes, s.distances, all.score_sum]);
+    };
+    for _ in 0..steps {
+        for (i, cut) in cuts.iter().enumerate() {
+            let l = accumulate(e, first, *cut, i + 1 == cuts.len());
+            keep(l, &mut all);
+            first += cut.0;
+        }
+        e.step(&RATES, SIZE).unwrap().unwrap();
+        // what a device owes
+        let l = e.settle().unwrap().unwrap();
+        keep(l, &mut all);
+    }
+    e.fetch().unwrap();
+    Left {
+        losses: losses.last().copied().into_iter().collect(),
+        params: e.state.params.clone(),
+        average: e.average.params.clone(),
+        buffers: e.state.buffers.clone(),
+    }
+}
+
+/// Relative distance of two arrays.
+fn apart(got: &[f32], want: &[f32]) -> f64 {
+    let wide = |v: &f32| f64::from(*v);
+    let off: f64 = got
+        .iter()
+        .zip(want)
+        .map(|(g, w)| (wide(g) - wide(w)).powi(2))
+        .sum();
+    let all: f64 = want.iter().map(|w| wide(w).powi(2)).sum();
+    (off / all).sqrt()
+}
+
+fn assert_near(got: &Left, want: &Left, start: &[f32], bound: f64) {
+    for (g, w) in got
+        .losses
+        .iter()
+        .flatten()
+        .zip(want.losses.iter().flatten())
+    {
+        assert!(
+            (g - w).abs() <= bound * (1.0 + w.abs()),
+            "losses {got:?} {want:?}"
+        );
+    }
+    // of what was learnt, not of what was there
+    let moved = |v: &[f32]| -> Vec<f32> { v.iter().zip(start).map(|(v, s)| v - s).collect() };
+    let off = apart(&moved(&got.params), &moved(&want.params));
+    assert!(off < bound, "weights moved otherwise: {off:e}");
+    let off = apart(&got.average, &want.average);
+    assert!(off < bound, "averages: {off:e}");
+    let off = apart(&got.buffers, &want.buffers);
+    assert!(off < bound, "running statistics: {off:e}");
+}
+
+fn on_the_device_as_on_the_cpu(algorithm: Algorithm, steps: usize, cuts: &[ranks_tests::Cut]) {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let start = network_and_state().1.params;
+    let mut cpu = engine_on(&Device::flex(), Team::alone(4), algorithm);
+    let want = train(&mut cpu, steps, cuts);
+    let mut gpu = engine_on(&device, Team::alone(1), algorithm);
+    let got = train(&mut gpu, steps, cuts);
+    assert_near(&got, &want, &start, 2e-2);
+}
+
+#[test]
+fn two_steps_of_sgd_on_a_gpu_are_those_of_the_cpu() {
+    on_the_device_as_on_the_cpu(Algorithm::Sgd, 2, &[(3, SIDE, 1)]);
+}
+
+#[test]
+fn two_steps_of_adamw_with_accumulation_on_a_gpu_are_those_of_the_cpu() {
+    on_the_device_as_on_the_cpu(Algorithm::AdamW, 2, &[(2, SIDE, 0), (1, SIDE, 0)]);
+}
+
+#[test]
+fn a_step_of_musgd_on_a_gpu_is_that_of_the_cpu() {
+    on_the_device_as_on_the_cpu(Algorithm::MuSgd, 1, &[(2, SIDE, 0)]);
+}
+
+#[test]
+fn two_runs_on_a_gpu_end_with_the_same_bits() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let run = || {
+        let mut e = engine_on(&device, Team::alone(1), Algorithm::Sgd);
+        train(&mut e, 2, &[(2, SIDE, 0)])
+    };
+    let (a, b) = (run(), run());
+    assert!(bits(&a.params) == bits(&b.params) && bits(&a.buffers) == bits(&b.buffers));
+    assert_eq!(a.losses, b.losses);
+}
+
+#[test]
+fn with_equal_lanes_two_ranks_on_gpus_end_with_the_bits_of_one() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let run = |ranks: usize| {
+        let mut all = on_ranks(ranks, Transport::Auto, 1, |group| {
+            let mut e = engine_on(&device, team(group, 2, 1 << 20), Algorithm::Sgd);
+            train(&mut e, 2, &[(2, SIDE, 0), (3, SIDE, 1)])
+        });
+        all.swap_remove(0)
+    };
+    let (one, two) = (run(1), run(2));
+    assert!(
+        bits(&one.buffers) == bits(&two.buffers),
+        "running statistics"
+    );
+    assert!(bits(&one.params) == bits(&two.params), "weights");
+    assert_eq!(one.losses, two.losses);
+}
+
+fn checkpoint_of(e: &Engine) -> Checkpoint {
+    use crate::train::checkpoint::{seal, tests, to_bytes};
+    let pending = e.pending_gradient().unwrap();
+    let mut arrays = e.arrays();
+    if !pending.is_empty() {
+        arrays.push((Engine::PENDING.into(), &pending));
+    }
+    let mut header = tests::header();
+    header.counters = e.counters();
+    header.sections = arrays.iter().map(|(n, a)| (n.clone(), a.len())).collect();
+    let values: Vec<&[f32]> = arrays.iter().map(|a| a.1).collect();
+    let mut bytes = to_bytes(&header, &values);
+    seal(&mut bytes);
+    Checkpoint::parse(std::path::Path::new("x.ckpt"), bytes).unwrap()
+}
+
+#[test]
+fn a_checkpoint_in_the_middle_of_a_step_on_a_gpu_goes_on_to_the_same_bits() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let new = || engine_on(&device, Team::alone(1), Algorithm::AdamW);
+    let ends = |e: &mut Engine| {
+        accumulate(e, 2, (2, SIDE, 0), true);
+        e.step(&RATES, SIZE).unwrap().unwrap();
+        e.settle().unwrap().unwrap();
+        e.fetch().unwrap();
+        bits(&e.state.params)
+    };
+    let mut whole = new();
+    train(&mut whole, 1, &[(2, SIDE, 0)]);
+    accumulate(&mut whole, 0, (2, SIDE, 0), false);
+    whole.settle().unwrap().unwrap();
+    whole.fetch().unwrap();
+    let checkpoint = checkpoint_of(&whole);
+    let want = ends(&mut whole);
+    let mut again = new();
+    again.restore(&checkpoint).unwrap();
+    assert_eq!(again.pending(), 1);
+    assert!(ends(&mut again) == want);
+}
+
+#[test]
+fn a_loss_that_is_not_finite_on_a_gpu_is_found_a_micro_batch_later() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let mut e = engine_on(&device, Team::alone(1), Algorithm::Sgd);
+    e.state.params[0] = f32::NAN;
+    e.put();
+    let (pixels, truths) = images(0..1, SIDE, 0);
+    let batch = MicroBatch {
+        pixels: &pixels,
+        height: SIDE,
+        width: SIDE,
+        truths,
+    };
+    let turn = Turn {
+        images: 1,
+        head_weights: (0.8, 0.2),
+        ends_step: true,
+    };
+    assert!(
+        e.accumulate(&batch, turn).unwrap().is_some(),
+        "not known yet"
+    );
+    assert!(e.settle().unwrap().is_none());
+    assert_eq!(e.culprit, "loss");
+}
