@@ -51,7 +51,7 @@ const KEPT: f64 = 2.5;
 
 impl DeviceError {
     /// A failure for want of memory says what did not fit, and what would.
-    pub(super) fn with_size(
+    pub(in crate::train) fn with_size(
         self,
         network: &Network,
         precision: Precision,

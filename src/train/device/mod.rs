@@ -110,7 +110,7 @@ impl OnDevice {
             device,
             precision,
             ranks,
-            numbers: Numbers::default(),
+            numbers: Numbers::new(&device),
             losses: vec![],
             culprit: None,
             norm: f64::NAN,

@@ -6,7 +6,9 @@ use std::future::Future;
 use std::pin::Pin;
 
 use burn::tensor::Bytes;
+use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
+use cubecl::client::Client;
 use cubecl::server::ServerError;
 
 use super::DeviceError;
@@ -23,14 +25,24 @@ pub(super) enum What {
 }
 
 /// Numbers that come, in order.
-#[derive(Default)]
-pub(super) struct Numbers(VecDeque<(What, Read)>);
+pub(super) struct Numbers {
+    client: &'static Client,
+    reads: VecDeque<(What, Read)>,
+}
 
 impl Numbers {
+    /// From a device. Its client is kept for good: reads that are under way borrow it.
+    pub(super) fn new(device: &CubeDevice) -> Self {
+        Self {
+            client: Box::leak(Box::new(device.client())),
+            reads: VecDeque::new(),
+        }
+    }
+
     /// Starts to read a float32 tensor.
     pub(super) fn read(&mut self, what: What, t: &CubeTensor) {
-        let read = t.client.read_async(vec![t.handle.clone()]);
-        self.0.push_back((what, Box::pin(read)));
+        let read = self.client.read_async(vec![t.handle.clone()]);
+        self.reads.push_back((what, Box::pin(read)));
     }
 
     /// Waits for the oldest, where more than `behind` are under way.
@@ -38,10 +50,10 @@ impl Numbers {
     /// # Errors
     /// The device failed.
     pub(super) fn next(&mut self, behind: usize) -> Result<Option<(What, Vec<f32>)>, DeviceError> {
-        if self.0.len() <= behind {
+        if self.reads.len() <= behind {
             return Ok(None);
         }
-        let Some((what, read)) = self.0.pop_front() else {
+        let Some((what, read)) = self.reads.pop_front() else {
             return Ok(None);
         };
         let bytes = cubecl::future::block_on(read)?;
@@ -51,6 +63,6 @@ impl Numbers {
 
     /// Forgets what is under way.
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        self.reads.clear();
     }
 }
