@@ -143,12 +143,31 @@ pub enum Work {
     Barrier,
 }
 
+#[cfg(feature = "cuda")]
+impl Work {
+    /// Bytes of this rank's values.
+    pub(crate) fn bytes(&self) -> usize {
+        let all = |buffers: &[Buffer]| buffers.iter().map(|b| b.bytes().len()).sum();
+        match self {
+            Work::AllReduce(_, b)
+            | Work::ReduceScatter(_, b, _)
+            | Work::AllGather(b)
+            | Work::AllGatherVariable(b)
+            | Work::Broadcast(_, b)
+            | Work::Send(_, b) => b.bytes().len(),
+            Work::AllReduceTree(p) => p.parts.iter().flatten().map(|b| b.bytes().len()).sum(),
+            Work::AllToAll(buffers) => all(buffers),
+            Work::Recv(..) | Work::Barrier => 0,
+        }
+    }
+}
+
 /// Ranks that work together. Every rank calls the same collectives in the same order on each channel; anything else
 /// ends in [`DistError::Mismatch`]. A group is closed by dropping it.
 ///
 /// Each method starts a collective and gives a [`Handle`] at once. [`ProcessGroup::run`] is for what is waited for
 /// immediately: it may save the change to another thread and back.
-pub trait ProcessGroup: Send + Sync {
+pub trait ProcessGroup: std::any::Any + Send + Sync {
     fn rank(&self) -> usize;
     fn size(&self) -> usize;
     /// Name of the engine, for reports.
@@ -201,6 +220,12 @@ pub trait ProcessGroup: Send + Sync {
     /// go on waiting as long as beats come within the collective's deadline.
     fn beat(&self, place: &'static str) {
         self.pulse().beat(place);
+    }
+
+    /// Collectives on values that lie in this rank's GPU, where the engine has them.
+    #[cfg(feature = "cuda")]
+    fn device(&self) -> Option<&dyn super::device::DeviceGroup> {
+        None
     }
 
     /// Whether other ranks hear of beats.

@@ -33,6 +33,8 @@
 mod agree;
 pub mod bench;
 mod buffer;
+#[cfg(feature = "cuda")]
+pub mod device;
 mod error;
 mod frame;
 mod group;
@@ -45,6 +47,8 @@ pub mod master;
 mod mesh;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 mod ranks;
 mod single;
 pub mod store;

@@ -89,6 +89,26 @@ impl Order {
         Order::new(0..count, &lanes)
     }
 
+    /// Joins values of any kind, one for each leaf.
+    pub fn fold<V>(
+        &self,
+        leaves: impl IntoIterator<Item = V>,
+        mut join: impl FnMut(V, V) -> V,
+    ) -> Option<V> {
+        let mut leaves: Vec<Option<V>> = leaves.into_iter().map(Some).collect();
+        let mut stack: Vec<V> = Vec::with_capacity(self.depth);
+        for step in &self.steps {
+            match *step {
+                Step::Leaf(l) => stack.push(leaves.get_mut(l)?.take()?),
+                Step::Join => {
+                    let (b, a) = (stack.pop()?, stack.pop()?);
+                    stack.push(join(a, b));
+                }
+            }
+        }
+        stack.pop()
+    }
+
     /// Joins the leaves, element by element, into `out`; all empty: zeros.
     pub fn run<T: Element>(&self, op: ReduceOp, leaves: &[Leaf<'_, T>], out: &mut [T]) {
         match op {
@@ -193,6 +213,16 @@ mod tests {
         for rank in 0..3 {
             assert_eq!(nodes(4, lanes_of(rank, 3, 4)).len(), 1);
         }
+    }
+
+    #[test]
+    fn values_of_any_kind_are_joined_in_the_same_order() {
+        let join = |a: String, b: String| format!("({a}{b})");
+        let of = |count: usize| Order::single(count).fold((0..count).map(|l| l.to_string()), join);
+        assert_eq!(of(1).as_deref(), Some("0"));
+        assert_eq!(of(4).as_deref(), Some("((01)(23))"));
+        assert_eq!(of(5).as_deref(), Some("(((01)(23))4)"));
+        assert_eq!(of(0), None);
     }
 
     proptest! {

@@ -29,8 +29,10 @@ use self::place::Place;
 use super::interrupt;
 use super::outcome::{FAILED, Outcome, USAGE, code_of, is_broken_pipe};
 use crate::config::{Command, DeviceError, Settings};
-use crate::dist::launch::{Again, Environment, end_with};
+use crate::dist::launch::{Again, Environment, Rank, end_with};
 use crate::dist::launcher::Launched;
+#[cfg(feature = "cuda")]
+use crate::dist::nccl::{self, NcclOptions};
 use crate::dist::store::StoreClient;
 use crate::dist::tcp::TcpOptions;
 use crate::dist::{DistError, ProcessGroup, Single};
@@ -316,7 +318,7 @@ fn as_rank(
         options.patience = options.patience.max(options.deadline);
         Ok(options)
     };
-    let joined = options().and_then(|options| Ok(environment.join(&options)?));
+    let joined = options().and_then(|options| over_gpus(environment.join(&options)?, settings));
     let end = match &joined {
         Ok(rank) => {
             let work = AssertUnwindSafe(|| work(&rank.group));
@@ -354,6 +356,27 @@ fn as_rank(
         Ok(_rank) => said(end),
         Err(e) => said(Err(e)),
     }
+}
+
+/// Ranks with CUDA GPUs are connected over NCCL, too.
+#[cfg(feature = "cuda")]
+fn over_gpus(rank: Rank, settings: &Settings) -> anyhow::Result<Rank> {
+    let Some(device) = gpu::assigned().cuda().filter(|_| rank.group.size() > 1) else {
+        return Ok(rank);
+    };
+    let options = NcclOptions {
+        connect: Duration::from_secs_f64(settings.join_timeout),
+        ..NcclOptions::new(device)
+    };
+    Ok(Rank {
+        group: nccl::join(rank.group, &options)?,
+        ..rank
+    })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn over_gpus(rank: Rank, _: &Settings) -> anyhow::Result<Rank> {
+    Ok(rank)
 }
 
 /// A rank that torchrun, srun or mpirun has started: nobody looks after it, so the ranks settle who speaks.

@@ -12,11 +12,13 @@ use super::link::Link;
 use super::reduce::{Plan, Reduce, Scope, sum_lanes, typed};
 use super::shared::{Control, Shared};
 use super::wire::{Advance, Heads};
+#[cfg(feature = "cuda")]
+use super::wire::{Fault, Step, Wire};
 use crate::dist::buffer::{Buffer, DType, Element, ReduceOp, by_type};
 use crate::dist::error::{Collective, DistError};
 use crate::dist::group::{Call, Channel, Partials, ProcessGroup, Work};
 use crate::dist::handle::{Handle, Output, Promise, lock};
-use crate::dist::log::Entry;
+use crate::dist::log::{Entry, Ticket};
 use crate::dist::tree::{Order, lanes_of, nodes};
 use crate::pulse::Pulse;
 
@@ -194,16 +196,56 @@ impl MeshGroup {
         by_type!(own.dtype, go(self, own, plan, len, part))
     }
 
-    fn tree(&self, own: Header, partials: Partials) -> Result<Prepared, String> {
+    /// Whether the arguments make sense; otherwise what is wrong.
+    fn check(&self, work: &Work) -> Result<(), String> {
+        let size = self.size_();
+        let rank = |r: usize| match r < size {
+            true => Ok(()),
+            false => Err(format!("there is no rank {r} among {size}")),
+        };
+        let other = |r: usize| match r == self.me {
+            true => Err("a message to oneself".into()),
+            false => rank(r),
+        };
+        match work {
+            Work::AllReduceTree(partials) => self.check_lanes(partials),
+            Work::ReduceScatter(_, buffer, counts) => {
+                match counts.len() == size && counts.iter().sum::<usize>() == buffer.len() {
+                    true => Ok(()),
+                    false => Err(format!(
+                        "counts {counts:?} do not cut {} elements over {size} ranks",
+                        buffer.len()
+                    )),
+                }
+            }
+            Work::Broadcast(root, _) => rank(*root),
+            Work::AllToAll(buffers) if buffers.len() != size => {
+                Err(format!("{} buffers for {size} ranks", buffers.len()))
+            }
+            Work::AllToAll(buffers) => {
+                match buffers.iter().all(|b| b.dtype() == buffers[0].dtype()) {
+                    true => Ok(()),
+                    false => Err("buffers of different types".into()),
+                }
+            }
+            Work::Send(to, _) => other(*to),
+            Work::Recv(from, _) => other(*from),
+            Work::AllReduce(..)
+            | Work::AllGather(_)
+            | Work::AllGatherVariable(_)
+            | Work::Barrier => Ok(()),
+        }
+    }
+
+    fn check_lanes(&self, partials: &Partials) -> Result<(), String> {
         let size = self.size_();
         let (lanes, len) = (partials.lanes, partials.len);
         if lanes < size {
             return Err(format!("{lanes} lanes are fewer than {size} ranks"));
         }
         let mine = lanes_of(self.me, size, lanes);
-        let own_nodes = nodes(lanes, mine.clone());
         let wanted = if partials.summed {
-            own_nodes.len()
+            nodes(lanes, mine.clone()).len()
         } else {
             mine.len()
         };
@@ -223,6 +265,13 @@ impl MeshGroup {
                 ));
             }
         }
+        Ok(())
+    }
+
+    fn tree(&self, own: Header, partials: Partials) -> Prepared {
+        let size = self.size_();
+        let lanes = partials.lanes;
+        let own_nodes = nodes(lanes, lanes_of(self.me, size, lanes));
         let subtrees: Vec<Vec<_>> = (0..size)
             .map(|r| nodes(lanes, lanes_of(r, size, lanes)))
             .collect();
@@ -251,22 +300,13 @@ impl MeshGroup {
             };
             group.reduce(own, plan, partials.len, parts)
         }
-        Ok(by_type!(
-            own.dtype,
-            go(self, own, plan, &own_nodes, partials)
-        ))
+        by_type!(own.dtype, go(self, own, plan, &own_nodes, partials))
     }
 
     fn prepare(&self, name: &str, work: Work) -> Result<Prepared, String> {
+        self.check(&work)?;
         let size = self.size_();
         let own = Header::of(&work, name);
-        let rank = |r: usize| {
-            if r < size {
-                Ok(r)
-            } else {
-                Err(format!("there is no rank {r} among {size}"))
-            }
-        };
         // Either one message for all or one for each.
         let exchange = |own: Header, messages: Vec<Buffer>, each: bool, mine: Option<Buffer>| {
             let gives = match mine {
@@ -311,20 +351,14 @@ impl MeshGroup {
                 let len = buffer.len();
                 self.join(own, op, Scope::All, len, Some(buffer))
             }
-            Work::AllReduceTree(partials) => self.tree(own, partials)?,
+            Work::AllReduceTree(partials) => self.tree(own, partials),
             Work::ReduceScatter(op, buffer, counts) => {
-                if counts.len() != size || counts.iter().sum::<usize>() != buffer.len() {
-                    return Err(format!(
-                        "counts {counts:?} do not cut {} elements over {size} ranks",
-                        buffer.len()
-                    ));
-                }
                 let len = buffer.len();
                 self.join(own, op, Scope::Scatter(counts), len, Some(buffer))
             }
             Work::Broadcast(root, buffer) => {
                 let len = buffer.len();
-                let part = (rank(root)? == self.me).then_some(buffer);
+                let part = (root == self.me).then_some(buffer);
                 self.join(own, ReduceOp::Sum, Scope::All, len, part)
             }
             Work::AllGather(buffer) | Work::AllGatherVariable(buffer) => {
@@ -332,38 +366,23 @@ impl MeshGroup {
                 exchange(own, vec![buffer], false, Some(mine))
             }
             Work::AllToAll(mut buffers) => {
-                if buffers.len() != size {
-                    return Err(format!("{} buffers for {size} ranks", buffers.len()));
-                }
-                if buffers.iter().any(|b| b.dtype() != own.dtype) {
-                    return Err("buffers of different types".into());
-                }
                 let mine = std::mem::replace(&mut buffers[self.me], Buffer::zeros(own.dtype, 0));
                 exchange(own, buffers, true, Some(mine))
             }
             Work::Barrier => exchange(own, vec![], false, None),
-            Work::Send(to, buffer) => self.message(own, rank(to)?, Some(buffer), DType::U8)?,
-            Work::Recv(from, dtype) => self.message(own, rank(from)?, None, dtype)?,
+            Work::Send(to, buffer) => self.message(own, to, Some(buffer), DType::U8),
+            Work::Recv(from, dtype) => self.message(own, from, None, dtype),
         })
     }
 
-    fn message(
-        &self,
-        own: Header,
-        other: usize,
-        buffer: Option<Buffer>,
-        dtype: DType,
-    ) -> Result<Prepared, String> {
-        if other == self.me {
-            return Err("a message to oneself".into());
-        }
+    fn message(&self, own: Header, other: usize, buffer: Option<Buffer>, dtype: DType) -> Prepared {
         let size = self.size_();
         let at = |r: usize| r == other;
         let sends = buffer.is_some();
         let dtype = buffer.as_ref().map_or(dtype, Buffer::dtype);
         let count = buffer.as_ref().map_or(0, Buffer::len) as u64;
         let messages: Vec<_> = buffer.into_iter().collect();
-        Ok(Prepared {
+        Prepared {
             to_send: (0..size)
                 .map(|r| {
                     (sends && at(r)).then(|| Header {
@@ -388,7 +407,7 @@ impl MeshGroup {
             )),
             own,
             message: Some((other, sends)),
-        })
+        }
     }
 
     /// Numbers the collective; under the lock that also keeps the order of the queue.
@@ -452,11 +471,137 @@ impl MeshGroup {
             }),
             reason,
         };
-        let (_, first) = self.mesh.shared.fail(error.clone());
+        self.fail(error.clone());
+        error
+    }
+
+    /// Ends the group on all ranks; gives the error that came first.
+    pub(crate) fn fail(&self, error: DistError) -> DistError {
+        let (error, first) = self.mesh.shared.fail(error);
         if first {
             self.mesh.control.abort(&error.to_string());
         }
         error
+    }
+
+    /// Runs it on this thread where nothing is under way: as good as the progress thread, without the change between them.
+    fn drive(
+        &self,
+        call: &Call,
+        prepared: Prepared,
+    ) -> (Collective, Ticket, Result<Output, DistError>) {
+        let lane = &self.mesh.lanes[call.channel as usize];
+        let mut counters = lock(&self.counters);
+        let (job, promise) = self.number(&mut counters, call, prepared);
+        let (collective, ticket) = (job.collective.clone(), job.ticket);
+        let mut queue = lock(&lane.queue);
+        if queue.is_empty()
+            && let Ok(mut executor) = lane.executor.try_lock()
+        {
+            drop(queue);
+            drop(counters);
+            return (collective, ticket, executor.run(job));
+        }
+        queue.push_back(job);
+        lane.called.notify_all();
+        drop(queue);
+        drop(counters);
+        (collective, ticket, Handle::new(promise).wait())
+    }
+}
+
+/// For an engine that is built over this one.
+#[cfg(feature = "cuda")]
+impl MeshGroup {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.mesh.shared
+    }
+
+    /// World rank of each rank.
+    pub(crate) fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    pub(crate) fn carries_beats(&self) -> bool {
+        self.mesh.control.carries_beats()
+    }
+
+    /// Comes together with the others for `work` and compares it, without its values. `present`: which parts this rank has.
+    pub(crate) fn announce(
+        &self,
+        call: &Call,
+        work: &Work,
+        present: u64,
+    ) -> Result<Announced, DistError> {
+        self.check(work)
+            .map_err(|reason| self.refuse(call, reason))?;
+        let own = Header {
+            present,
+            ..Header::of(work, &call.name)
+        };
+        let count = |to: usize| match work {
+            Work::AllGather(b) | Work::AllGatherVariable(b) => b.len(),
+            Work::AllToAll(buffers) => buffers[to].len(),
+            _ => 0,
+        };
+        let mut to_send = self.for_all(&own);
+        for (to, header) in to_send.iter_mut().enumerate() {
+            if let Some(header) = header {
+                header.count = count(to) as u64;
+            }
+        }
+        let prepared = Prepared {
+            to_send,
+            expected: self.others(),
+            advance: Box::new(Announcement::default()),
+            bytes: work.bytes(),
+            message: None,
+            own,
+        };
+        let (collective, ticket, result) = self.drive(call, prepared);
+        let Output::One(Buffer::U64(words)) = result? else {
+            unreachable!("an announcement gives the others' words");
+        };
+        let heads = words.chunks_exact(2).map(|w| (w[0], w[1])).collect();
+        Ok(Announced {
+            collective,
+            ticket,
+            heads,
+        })
+    }
+}
+
+/// A collective that all ranks have called, and that is yet to be done.
+#[cfg(feature = "cuda")]
+pub(crate) struct Announced {
+    pub(crate) collective: Collective,
+    pub(crate) ticket: Ticket,
+    /// Of each rank: elements for this one, and which parts it has. This rank's own are zero.
+    pub(crate) heads: Vec<(u64, u64)>,
+}
+
+/// Headers without values.
+#[cfg(feature = "cuda")]
+#[derive(Default)]
+struct Announcement(Vec<u64>);
+
+#[cfg(feature = "cuda")]
+impl Advance for Announcement {
+    fn step(&mut self, wire: &mut Wire<'_>, heads: &mut Heads) -> Result<Step, Fault> {
+        let progress = heads.step(wire)?;
+        if heads.complete() {
+            let word = |h: &Option<Header>| h.as_ref().map_or([0, 0], |h| [h.count, h.present]);
+            self.0 = heads.got.iter().flat_map(word).collect();
+            return Ok(Step::Done);
+        }
+        Ok(match progress {
+            true => Step::Progress,
+            false => Step::Blocked,
+        })
+    }
+
+    fn finish(self: Box<Self>) -> Output {
+        Output::One(Buffer::U64(self.0))
     }
 }
 
@@ -494,23 +639,7 @@ impl ProcessGroup for MeshGroup {
         let prepared = self
             .prepare(&call.name, work)
             .map_err(|reason| self.refuse(&call, reason))?;
-        let lane = &self.mesh.lanes[call.channel as usize];
-        let mut counters = lock(&self.counters);
-        let (job, promise) = self.number(&mut counters, &call, prepared);
-        let mut queue = lock(&lane.queue);
-        // Where nothing is under way the caller is as good as the progress thread, without the change between them.
-        if queue.is_empty()
-            && let Ok(mut executor) = lane.executor.try_lock()
-        {
-            drop(queue);
-            drop(counters);
-            return executor.run(job);
-        }
-        queue.push_back(job);
-        lane.called.notify_all();
-        drop(queue);
-        drop(counters);
-        Handle::new(promise).wait()
+        self.drive(&call, prepared).2
     }
 
     fn split(

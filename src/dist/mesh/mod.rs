@@ -10,6 +10,8 @@ pub(crate) mod shared;
 mod wire;
 
 pub(crate) use group::Mesh;
+#[cfg(feature = "cuda")]
+pub(crate) use group::{Announced, MeshGroup};
 pub(crate) use reduce::sum_lanes;
 
 /// Kind, type and length of some work, for people.

@@ -1,7 +1,7 @@
 //! What the threads of a rank know of the group's state: the first error, and which ranks are gone.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::dist::error::DistError;
@@ -38,6 +38,13 @@ pub(crate) trait Control: Send + Sync {
     fn finish(&self) {}
 }
 
+/// Something of an engine that is built over this one, which goes with every sign of life.
+pub(crate) trait Signed: Send + Sync + std::fmt::Debug {
+    fn tell(&self) -> Vec<u8>;
+    /// What `rank` told last.
+    fn hear(&self, rank: usize, bytes: &[u8]);
+}
+
 /// What a rank tells the others of its work, with every sign of life.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Sign {
@@ -49,6 +56,8 @@ pub(crate) struct Sign {
     pub(crate) place: String,
     /// Its newest collective.
     pub(crate) collective: String,
+    /// Of an engine that is built over this one; mostly nothing.
+    pub(crate) more: Vec<u8>,
 }
 
 impl Sign {
@@ -60,6 +69,10 @@ impl Sign {
         bytes.extend_from_slice(self.place.as_bytes());
         bytes.push(0);
         bytes.extend_from_slice(self.collective.as_bytes());
+        if !self.more.is_empty() {
+            bytes.push(0);
+            bytes.extend_from_slice(&self.more);
+        }
         bytes
     }
 
@@ -69,14 +82,15 @@ impl Sign {
             let bytes = numbers[8 * i..8 * i + 8].try_into().expect("8 bytes");
             u64::from_le_bytes(bytes)
         };
-        let words = String::from_utf8_lossy(words);
-        let (place, collective) = words.split_once('\0')?;
+        let mut words = words.splitn(3, |&byte| byte == 0);
+        let mut text = || Some(String::from_utf8_lossy(words.next()?).into_owned());
         Some(Sign {
             beats: number(0),
             step: number(1),
             age: Duration::from_millis(number(2)),
-            place: place.into(),
-            collective: collective.into(),
+            place: text()?,
+            collective: text()?,
+            more: words.next().unwrap_or_default().into(),
         })
     }
 }
@@ -119,6 +133,7 @@ pub(crate) struct Shared {
     gone: Vec<Mutex<Option<(Gone, Instant)>>>,
     /// Ranks with this one's processor cores.
     sharing: usize,
+    signed: OnceLock<Arc<dyn Signed>>,
 }
 
 impl Shared {
@@ -133,6 +148,7 @@ impl Shared {
             failure: Mutex::new(None),
             gone: (0..size).map(|_| Mutex::new(None)).collect(),
             sharing: size,
+            signed: OnceLock::new(),
         }
     }
 
@@ -181,10 +197,20 @@ impl Shared {
             age: last.age,
             place: last.place.into(),
             collective: self.log.last().unwrap_or_default(),
+            more: self.signed.get().map(|s| s.tell()).unwrap_or_default(),
         }
     }
 
+    /// From now on signs of life carry what this tells; the first one counts.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn sign(&self, signed: Arc<dyn Signed>) {
+        let _ = self.signed.set(signed);
+    }
+
     pub(crate) fn heard(&self, rank: usize, sign: Sign) {
+        if let Some(signed) = self.signed.get() {
+            signed.hear(rank, &sign.more);
+        }
         let mut sight = lock(&self.sights[rank]);
         let now = Instant::now();
         if sign.beats > sight.sign.beats {
@@ -303,6 +329,11 @@ mod tests {
             ..sign(7, "scanning labels")
         };
         assert_eq!(Sign::decode(&whole.encode()), Some(whole.clone()));
+        let more = Sign {
+            more: vec![1, 0, 0, 2],
+            ..whole.clone()
+        };
+        assert_eq!(Sign::decode(&more.encode()), Some(more));
         for len in 0..25 {
             assert_eq!(Sign::decode(&whole.encode()[..len]), None, "{len}");
         }

@@ -76,7 +76,7 @@ impl Loaded {
     }
 
     /// As a number: 21803 for 2.18.3.
-    pub(super) fn nccl_version(&self) -> Option<i32> {
+    pub(crate) fn nccl_version(&self) -> Option<i32> {
         type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
         // SAFETY: `ncclResult_t ncclGetVersion(int *version)`.
         let ask = unsafe { self.function::<Ask>("ncclGetVersion") }?;
