@@ -140,7 +140,28 @@ pub trait DeviceWork: Send + Sync {
 #[must_use = "the values are there after `join_stream` or `wait`"]
 pub struct DeviceHandle(Result<Arc<dyn DeviceWork>, DistError>);
 
+/// Nothing to wait for.
+struct Done;
+
+impl DeviceWork for Done {
+    fn join_stream(&self) -> Result<(), DistError> {
+        Ok(())
+    }
+    fn wait(&self, _: Option<Instant>) -> Result<bool, DistError> {
+        Ok(true)
+    }
+    fn is_done(&self) -> bool {
+        true
+    }
+}
+
 impl DeviceHandle {
+    /// Of a collective that what comes later is ordered behind already.
+    #[must_use]
+    pub fn done() -> Self {
+        DeviceHandle(Ok(Arc::new(Done)))
+    }
+
     pub(super) fn new(result: Result<Arc<dyn DeviceWork>, DistError>) -> Self {
         DeviceHandle(result)
     }

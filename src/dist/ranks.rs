@@ -9,10 +9,14 @@ use super::error::DistError;
 use super::group::{Call, ProcessGroup, Work};
 use super::handle::{Output, lock};
 use crate::ops::ranks::Ranks;
+#[cfg(feature = "cuda")]
+use burn_cubecl::tensor::CubeTensor;
 
 /// Ranks of a group as the operations see them. The first failure is kept: a pass cannot end in the middle of a graph.
 pub struct GroupRanks {
     group: Arc<dyn ProcessGroup>,
+    /// Lanes of all ranks together.
+    lanes: usize,
     failure: Mutex<Option<DistError>>,
     /// Nanoseconds that passes waited here.
     waited: AtomicU64,
@@ -26,9 +30,10 @@ impl std::fmt::Debug for GroupRanks {
 
 impl GroupRanks {
     #[must_use]
-    pub fn new(group: Arc<dyn ProcessGroup>) -> Self {
+    pub fn new(group: Arc<dyn ProcessGroup>, lanes: usize) -> Self {
         Self {
             group,
+            lanes,
             failure: Mutex::new(None),
             waited: AtomicU64::new(0),
         }
@@ -67,6 +72,24 @@ impl Ranks for GroupRanks {
         match result {
             Ok(Output::Many(all)) => all.into_iter().map(Buffer::into_vec).collect(),
             Ok(_) => unreachable!("an all-gather gives a buffer for each rank"),
+            Err(error) => {
+                lock(&self.failure).get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn gather_device(&self, of: &str, what: &'static str, own: CubeTensor) -> Option<CubeTensor> {
+        if lock(&self.failure).is_some() {
+            return None;
+        }
+        let Some(gpus) = self.group.device() else {
+            return crate::ops::gpu::gather_through_host(self, of, what, own);
+        };
+        let call = Call::latency(format!("{of} {what}"));
+        match super::nccl::gather_rows(&*self.group, gpus, call, self.lanes, own) {
+            Ok(all) => Some(all),
             Err(error) => {
                 lock(&self.failure).get_or_insert(error);
                 None

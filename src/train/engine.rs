@@ -38,6 +38,8 @@ pub struct Team {
     /// Batch norms take the statistics of all ranks' images (SyncBN).
     pub sync_norms: bool,
     pub buckets: Buckets,
+    /// On devices: sums over ranks have the same order on any number of them, as on CPUs always.
+    pub deterministic: bool,
 }
 
 impl Team {
@@ -52,6 +54,7 @@ impl Team {
                 bytes: usize::MAX,
                 overlap: true,
             },
+            deterministic: false,
         }
     }
 }
@@ -159,7 +162,7 @@ impl Engine {
     ) -> Self {
         let group = team.group.clone();
         let growing = StepGradient::new(&network.layout, group.clone(), team.lanes, team.buckets);
-        let ranks = Arc::new(GroupRanks::new(group));
+        let ranks = Arc::new(GroupRanks::new(group, team.lanes));
         Self {
             #[cfg(feature = "gpu")]
             on_device: OnDevice::new(

@@ -167,6 +167,7 @@ pub fn run(
                         overlap,
                         ..Buckets::of(settings)
                     },
+                    deterministic: settings.deterministic,
                 },
                 Way::Independent | Way::OneProcess => Team::alone(lanes),
             };

@@ -16,6 +16,7 @@ mod api;
 mod collectives;
 mod comm;
 mod engine;
+mod gather;
 mod gpu;
 mod group;
 mod ledger;
@@ -37,6 +38,7 @@ use super::group::{Call, ProcessGroup, Work};
 use super::handle::Output;
 use crate::gpu::cuda::load::nccl_text;
 
+pub use self::gather::gather_rows;
 pub use self::tree::all_reduce_tree;
 
 /// From this version on two ranks may have one GPU, where [`SHARED`] is set.

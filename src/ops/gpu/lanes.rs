@@ -18,6 +18,44 @@ fn take_into(sum: &mut Tensor<f32>, x: &mut Tensor<f32>) {
     }
 }
 
+#[cube(launch)]
+fn clear_kernel(x: &mut Tensor<f32>) {
+    if ABSOLUTE_POS < x.len() {
+        x[ABSOLUTE_POS] = 0.0f32;
+    }
+}
+
+#[cube(launch)]
+fn copy_kernel(from: &Tensor<f32>, to: &mut Tensor<f32>) {
+    if ABSOLUTE_POS < to.len() {
+        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
+    }
+}
+
+/// Cubes and units for one unit an element.
+fn launch(t: &CubeTensor) -> (CubeCount, CubeDim) {
+    let len = t.meta.num_elements();
+    let dim = CubeDim::new(&t.client, len);
+    (calculate_cube_count_elemwise(&t.client, len, dim), dim)
+}
+
+/// Writes zeros into a tensor's own memory.
+pub fn clear(t: &CubeTensor) {
+    if t.meta.num_elements() > 0 {
+        let (count, dim) = launch(t);
+        clear_kernel::launch(&t.client, count, dim, t.clone().into_tensor_arg());
+    }
+}
+
+/// Writes `from` into the memory of `to`, which is as long.
+pub fn copy_into(to: &CubeTensor, from: &CubeTensor) {
+    if to.meta.num_elements() > 0 {
+        let (count, dim) = launch(to);
+        let (from, into) = (from.clone().into_tensor_arg(), to.clone().into_tensor_arg());
+        copy_kernel::launch(&to.client, count, dim, from, into);
+    }
+}
+
 /// Pairs of rows that are added, in an order in which the lanes' tree is formed.
 fn pairs(range: Range<usize>, out: &mut Vec<(usize, usize)>) {
     if range.len() < 2 {
@@ -33,23 +71,23 @@ fn pairs(range: Range<usize>, out: &mut Vec<(usize, usize)>) {
 /// become 0.
 pub fn tree_sum(rows: &CubeTensor) {
     let shape = rows.shape();
-    let (lanes, len) = (shape[0], shape[1]);
-    if len == 0 {
+    tree_sum_of(rows, 0..shape[0], 0..shape[1]);
+}
+
+/// As [`tree_sum`], of some rows and of some elements of each: the first of these rows gets the sum.
+pub fn tree_sum_of(rows: &CubeTensor, which: Range<usize>, elements: Range<usize>) {
+    if elements.is_empty() {
         return;
     }
+    let len = rows.shape()[1];
     let mut order = vec![];
-    pairs(0..lanes, &mut order);
+    pairs(which, &mut order);
     for (to, from) in order {
-        let [sum, x] = [to, from].map(|row| flat::view(rows, row * len, [len]));
-        let dim = CubeDim::new(&rows.client, len);
-        let count = calculate_cube_count_elemwise(&rows.client, len, dim);
-        take_into::launch(
-            &rows.client,
-            count,
-            dim,
-            sum.into_tensor_arg(),
-            x.into_tensor_arg(),
-        );
+        let at = |row: usize| flat::view(rows, row * len + elements.start, [elements.len()]);
+        let (sum, x) = (at(to), at(from));
+        let (count, dim) = launch(&sum);
+        let (sum, x) = (sum.into_tensor_arg(), x.into_tensor_arg());
+        take_into::launch(&rows.client, count, dim, sum, x);
     }
 }
 
@@ -57,12 +95,13 @@ pub fn tree_sum(rows: &CubeTensor) {
 mod tests {
     use super::*;
     use crate::ops::cpu::lanes::tree_sum as on_host;
-    use crate::ops::gpu::testing::gpu;
+    use crate::ops::gpu::testing::device;
     use burn::tensor::DType;
 
     #[test]
     fn the_tree_is_that_of_the_host() {
-        let Some(device) = gpu() else { return };
+        let Some(device) = device() else { return };
+        let device = flat::cube_device(&device).unwrap();
         for lanes in 1..8 {
             let len = 300;
             let values: Vec<f32> = (0..lanes * len)

@@ -9,11 +9,11 @@ use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::DeviceError;
-use super::reduce::{ThroughHost, sum_lanes};
+use super::reduce::Reduction;
 use crate::dist::ProcessGroup;
 use crate::model::Layout;
 use crate::ops::cpu::lanes::{LaneSums, cut as cut_lanes, lanes_of};
-use crate::ops::gpu::flat;
+use crate::ops::gpu::{flat, lanes};
 use crate::ops::ranks::{DeviceSlot, GradientSink};
 use crate::train::fault;
 use crate::train::gradients::Buckets;
@@ -29,7 +29,7 @@ struct Inner {
     missing: Vec<usize>,
     /// Buckets whose reduction is under way or done.
     started: usize,
-    reduction: ThroughHost,
+    reduction: Reduction,
     /// What went wrong in the backward pass, for whoever ends the step.
     failed: Option<DeviceError>,
 }
@@ -85,6 +85,7 @@ impl DeviceGradient {
         group: Arc<dyn ProcessGroup>,
         lanes: usize,
         buckets: Buckets,
+        deterministic: bool,
     ) -> Self {
         let own = lanes_of(group.rank(), group.size(), lanes);
         let len = layout.param_len;
@@ -109,7 +110,7 @@ impl DeviceGradient {
                 lane_images: vec![0; lanes],
                 missing: vec![0; buckets_.len()],
                 started: 0,
-                reduction: ThroughHost::default(),
+                reduction: Reduction::new(deterministic, lanes),
                 failed: None,
             }),
             buckets: buckets_,
@@ -166,7 +167,8 @@ impl DeviceGradient {
         inner.micro_batches = 0;
         inner.lane_images.fill(0);
         inner.failed = None;
-        flat::write(&self.sums, &vec![0.0f32; self.own.len() * self.len]);
+        inner.reduction.clear();
+        lanes::clear(&self.sums);
     }
 
     /// Starts the buckets that are complete, in their order, which is that of all ranks.
@@ -182,7 +184,7 @@ impl DeviceGradient {
             let range = self.buckets[number].clone();
             let done = inner
                 .reduction
-                .start(&*self.group, &self.sums, range, self.lanes);
+                .start(&*self.group, &self.sums, range);
             if let Err(e) = done {
                 inner.failed.get_or_insert(e);
             }
@@ -197,7 +199,7 @@ impl DeviceGradient {
             return Err(e);
         }
         if self.group.size() == 1 {
-            sum_lanes(&self.sums);
+            lanes::tree_sum(&self.sums);
         } else {
             inner.reduction.finish(&self.sums)?;
         }

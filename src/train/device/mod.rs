@@ -97,6 +97,7 @@ impl OnDevice {
                 team.group.clone(),
                 team.lanes,
                 team.buckets,
+                team.deterministic,
             )),
             totals: Totals::new(team.lanes, &device),
             class_weights: None,

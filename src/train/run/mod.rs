@@ -198,6 +198,7 @@ impl<'a> Run<'a> {
             lanes,
             sync_norms: settings.sync_bn,
             buckets: Buckets::of(&settings),
+            deterministic: settings.deterministic,
         };
         let mut engine = Engine::new(network, state, optimizer, gains(&settings), &device, team);
         engine = engine.with_precision(precision);
