@@ -161,7 +161,6 @@ fn training_over_mpi_ends_with_the_bytes_of_one_rank() {
                 overlap: true,
             },
             ..Team::alone(4)
-            deterministic: true,
         };
         let over_mpi = trained(team, algorithm);
         let alone = trained(Team::alone(4), algorithm);

@@ -402,7 +402,6 @@ fn without_sync_bn_ranks_keep_one_state_and_gradients_differ_from_those_with_it(
             let team = Team {
                 sync_norms,
                 ..team(group, 4, 1 << 20)
-                deterministic: true,
             };
             let mut e = engine(team, Algorithm::Sgd);
             accumulate(&mut e, 0, (5, 64, 0), true);
@@ -460,7 +459,6 @@ fn a_loss_that_is_not_finite_on_one_rank_is_reported_on_all() {
         let team = Team {
             sync_norms: false,
             ..team(group, 4, 1 << 20)
-            deterministic: true,
         };
         let mut e = engine(team, Algorithm::Sgd);
         if rank == 1 {

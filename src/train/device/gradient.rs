@@ -182,9 +182,7 @@ impl DeviceGradient {
             let number = inner.started;
             inner.started += 1;
             let range = self.buckets[number].clone();
-            let done = inner
-                .reduction
-                .start(&*self.group, &self.sums, range);
+            let done = inner.reduction.start(&*self.group, &self.sums, range);
             if let Err(e) = done {
                 inner.failed.get_or_insert(e);
             }
