@@ -5,6 +5,8 @@ pub mod checkpoint;
 mod checkpoints;
 mod checksum;
 mod class_weights;
+#[cfg(feature = "gpu")]
+pub mod device_optim;
 mod ema;
 pub mod engine;
 mod error;
