@@ -69,7 +69,11 @@ impl DeviceOptimizer {
     /// If its buffers are not of so many parameters.
     #[must_use]
     pub fn new(layout: &Layout, optimizer: &Optimizer, device: &CubeDevice) -> Self {
-        assert_eq!(optimizer.first.len(), layout.param_len, "state of all parameters");
+        assert_eq!(
+            optimizer.first.len(),
+            layout.param_len,
+            "state of all parameters"
+        );
         let (mut keys, mut examples, mut parts, mut matrices) = (vec![], vec![], vec![], vec![]);
         for p in &layout.params {
             let key = Key::of(p);
@@ -137,7 +141,9 @@ impl DeviceOptimizer {
             ("second", self.second.as_ref()),
             ("muon", self.muon.as_ref()),
         ];
-        all.into_iter().filter_map(|(name, b)| Some((name, b?))).collect()
+        all.into_iter()
+            .filter_map(|(name, b)| Some((name, b?)))
+            .collect()
     }
 
     /// Rules of the groups for step `self.plain.steps`.
@@ -183,10 +189,25 @@ impl DeviceOptimizer {
         self.plain.steps += 1;
         let rules = self.rules(rates);
         let (gradient, d) = (flat.gradient, size.average_decay);
-        let status = gradient_norm(gradient, &self.groups, &rules, totals, size.factor, size.bound);
+        let status = gradient_norm(
+            gradient,
+            &self.groups,
+            &rules,
+            totals,
+            size.factor,
+            size.bound,
+        );
         if let Some(state) = &self.muon {
             let (groups, params) = (&self.groups, flat.params);
-            optim::muon::muon(&self.matrices, groups, &status, params, gradient, state, rates.momentum);
+            optim::muon::muon(
+                &self.matrices,
+                groups,
+                &status,
+                params,
+                gradient,
+                state,
+                rates.momentum,
+            );
         }
         match &self.second {
             Some(second) => {
@@ -207,7 +228,13 @@ impl DeviceOptimizer {
     ///
     /// # Panics
     /// If something has not the layout's length.
-    pub fn blend_statistics(&self, status: &Status, average: &CubeTensor, values: &CubeTensor, d: f64) {
+    pub fn blend_statistics(
+        &self,
+        status: &Status,
+        average: &CubeTensor,
+        values: &CubeTensor,
+        d: f64,
+    ) {
         blend_statistics(&self.frozen, status, average, values, d);
     }
 }

@@ -7,6 +7,7 @@ use crate::ops::cpu::testing::Numbers;
 use crate::ops::gpu::arrays::testing::{device, read, tensor};
 use crate::train::optim::{MAX_NORM, clip_factor};
 use crate::train::{ema, flat};
+use burn::backend::Backend;
 use burn::tensor::DType;
 
 const WARM_UP: Rates = Rates {
@@ -60,7 +61,16 @@ impl Host {
         };
         let clip = clip_factor(norm, bound);
         let optimizer = &mut self.optimizer;
-        flat::step(Isa::best(), &self.layout, optimizer, flat, rates, scale, clip, DECAY);
+        flat::step(
+            Isa::best(),
+            &self.layout,
+            optimizer,
+            flat,
+            rates,
+            scale,
+            clip,
+            DECAY,
+        );
         norm
     }
 }
@@ -92,7 +102,13 @@ impl OnDevice {
         }
     }
 
-    fn step(&mut self, gradient: &[f32], rates: &Rates, factor: f64, bound: f64) -> (Status, Vec<f32>) {
+    fn step(
+        &mut self,
+        gradient: &[f32],
+        rates: &Rates,
+        factor: f64,
+        bound: f64,
+    ) -> (Status, Vec<f32>) {
         let gradient = arrays::upload_f32(&self.device, gradient);
         let flat = Flat {
             params: &self.params,
@@ -105,7 +121,10 @@ impl OnDevice {
             average_decay: DECAY,
         };
         let status = self.optimizer.step(flat, rates, &self.totals, size);
-        assert!(read(&gradient).iter().all(|&g| g == 0.0), "the gradient is cleared");
+        assert!(
+            read(&gradient).iter().all(|&g| g == 0.0),
+            "the gradient is cleared"
+        );
         let numbers = read(&status.numbers);
         (status, numbers)
     }
@@ -123,7 +142,10 @@ fn close(got: &[f32], want: &[f32], before: Option<&[f32]>, tolerance: f32, what
     let scale = (0..want.len()).fold(0.0f32, |a, i| a.max(moved(i).abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
         let off = (g - w).abs();
-        assert!(off <= tolerance * scale + 3e-7 * w.abs(), "{what} [{i}]: {g} for {w}, moved by up to {scale}");
+        assert!(
+            off <= tolerance * scale + 3e-7 * w.abs(),
+            "{what} [{i}]: {g} for {w}, moved by up to {scale}"
+        );
     }
 }
 
@@ -151,22 +173,47 @@ fn steps_are_those_of_the_host_for_every_algorithm_with_warm_up_and_clipping() {
                 let bound = if i == 3 { f64::INFINITY } else { MAX_NORM };
                 let norm = h.step(&g, rates, bound);
                 let (_, numbers) = d.step(&g, rates, FACTOR, bound);
-                assert!((f64::from(numbers[0]) / norm - 1.0).abs() < 1e-5, "{} {norm}", numbers[0]);
+                assert!(
+                    (f64::from(numbers[0]) / norm - 1.0).abs() < 1e-5,
+                    "{} {norm}",
+                    numbers[0]
+                );
                 let clip = clip_factor(norm, bound);
                 assert!((numbers[1] / clip - 1.0).abs() < 1e-5 && numbers[2] == 1.0);
             }
             let what = format!("{model} {algorithm:?}");
             let got = d.arrays();
             // the iteration magnifies rounding of small singular values
-            let tolerance = if algorithm == Algorithm::MuSgd { 2e-3 } else { 2e-5 };
-            close(&got[0], &h.state.params, Some(&before), tolerance, &format!("{what} parameters"));
-            close(&got[1], &h.average.params, Some(&before), tolerance, &format!("{what} average"));
+            let tolerance = if algorithm == Algorithm::MuSgd {
+                2e-3
+            } else {
+                2e-5
+            };
+            close(
+                &got[0],
+                &h.state.params,
+                Some(&before),
+                tolerance,
+                &format!("{what} parameters"),
+            );
+            close(
+                &got[1],
+                &h.average.params,
+                Some(&before),
+                tolerance,
+                &format!("{what} average"),
+            );
             for ((name, want), got) in h.optimizer.buffers().iter().zip(&got[2..]) {
                 close(got, want, None, tolerance, &format!("{what} {name}"));
             }
             assert_eq!(d.optimizer.steps(), h.optimizer.steps);
             for p in h.layout.params.iter().filter(|p| !p.trained()) {
-                assert_eq!(got[0][p.range()], before[p.range()], "{} does not move", p.name);
+                assert_eq!(
+                    got[0][p.range()],
+                    before[p.range()],
+                    "{} does not move",
+                    p.name
+                );
                 assert_eq!(got[1][p.range()], before[p.range()], "{}'s average", p.name);
             }
         }
@@ -197,7 +244,10 @@ fn a_gradient_or_a_loss_that_is_not_finite_changes_nothing() {
         let bad = tensor(&device, &[f32::NAN; 16], &[4, 4], DType::F32);
         d.totals.add(bad, false);
         let (_, numbers) = d.step(&gradient(n, 1), &RATES, FACTOR, MAX_NORM);
-        assert_eq!(numbers[2], 0.0, "a loss that is not a number stops the step");
+        assert_eq!(
+            numbers[2], 0.0,
+            "a loss that is not a number stops the step"
+        );
         assert_eq!(d.optimizer.steps(), 2);
         assert!(d.arrays() == before, "{algorithm:?}");
     }
@@ -228,11 +278,15 @@ fn the_average_of_statistics_follows_but_for_frozen_norms() {
     let mut d = OnDevice::new(&h, &device);
     let (status, _) = d.step(&gradient(h.layout.param_len, 0), &RATES, FACTOR, MAX_NORM);
     let n = h.layout.buffer_len;
-    let (values, average) = (Numbers::new(1).vec(n, 0.0, 2.0), Numbers::new(2).vec(n, 0.0, 2.0));
+    let (values, average) = (
+        Numbers::new(1).vec(n, 0.0, 2.0),
+        Numbers::new(2).vec(n, 0.0, 2.0),
+    );
     let mut want = average.clone();
     ema::blend_statistics(&h.layout, &mut want, &values, 0.7);
     let [values, average] = [values, average].map(|v| arrays::upload_f32(&device, &v));
-    d.optimizer.blend_statistics(&status, &average, &values, 0.7);
+    d.optimizer
+        .blend_statistics(&status, &average, &values, 0.7);
     close(&read(&average), &want, None, 1e-6, "statistics");
     let norm = &h.layout.norms[0];
     let at = norm.mean().start..norm.var().end;
@@ -251,9 +305,17 @@ fn a_step_has_the_same_bytes_again_and_flat_memory_may_have_any_length() {
             ..Rule::default()
         };
         let totals = Totals::new(3, &device);
-        let upload = |seed: u64| arrays::upload_f32(&device, &Numbers::new(seed).vec(len, -1.0, 1.0));
+        let upload =
+            |seed: u64| arrays::upload_f32(&device, &Numbers::new(seed).vec(len, -1.0, 1.0));
         let (params, average, gradient, first) = (upload(1), upload(2), upload(3), upload(4));
-        let status = gradient_norm(&gradient, &groups, &[rule(false), rule(true)], &totals, 1.0, 1.0);
+        let status = gradient_norm(
+            &gradient,
+            &groups,
+            &[rule(false), rule(true)],
+            &totals,
+            1.0,
+            1.0,
+        );
         let want = read(&gradient).iter().map(|g| g * g).sum::<f32>().sqrt();
         assert!((read(&status.numbers)[0] / want - 1.0).abs() < 1e-4);
         let flat = Flat {
@@ -272,7 +334,7 @@ fn a_step_has_the_same_bytes_again_and_flat_memory_may_have_any_length() {
 #[test]
 fn parameters_are_copied_to_half_precision() {
     let Some(device) = device() else { return };
-    if !burn_cubecl::CubeBackend::supports(&device, DType::F16) {
+    if !burn_cubecl::CubeBackend::supports_dtype(&device, DType::F16) {
         eprintln!("skipped: the adapter has no f16");
         return;
     }

@@ -17,19 +17,35 @@ pub(crate) fn empty(device: &CubeDevice, shape: &[usize], dtype: DType) -> CubeT
     let client = device.client();
     if shape.iter().product::<usize>() == 0 {
         let handle = client.empty(dtype.size().max(4));
-        return CubeTensor::new_contiguous(client, device.clone(), shape.to_vec().into(), handle, dtype);
+        return CubeTensor::new_contiguous(
+            client,
+            device.clone(),
+            shape.to_vec().into(),
+            handle,
+            dtype,
+        );
     }
     empty_device_contiguous_dtype(client, device.clone(), Shape::from(shape.to_vec()), dtype)
 }
 
 /// `[len]` of float32.
 pub(crate) fn upload_f32(device: &CubeDevice, values: &[f32]) -> CubeTensor {
-    upload(device, bytemuck::cast_slice(values), values.len(), DType::F32)
+    upload(
+        device,
+        bytemuck::cast_slice(values),
+        values.len(),
+        DType::F32,
+    )
 }
 
 /// `[len]` of u32.
 pub(crate) fn upload_u32(device: &CubeDevice, values: &[u32]) -> CubeTensor {
-    upload(device, bytemuck::cast_slice(values), values.len(), DType::U32)
+    upload(
+        device,
+        bytemuck::cast_slice(values),
+        values.len(),
+        DType::U32,
+    )
 }
 
 fn upload(device: &CubeDevice, bytes: &[u8], len: usize, dtype: DType) -> CubeTensor {
@@ -86,7 +102,12 @@ pub(crate) mod testing {
     }
 
     /// `values` as `dtype`, of this shape.
-    pub(crate) fn tensor(device: &CubeDevice, values: &[f32], shape: &[usize], dtype: DType) -> CubeTensor {
+    pub(crate) fn tensor(
+        device: &CubeDevice,
+        values: &[f32],
+        shape: &[usize],
+        dtype: DType,
+    ) -> CubeTensor {
         let mut t = upload_f32(device, values);
         *t.meta = row_major(shape);
         burn_cubecl::kernel::cast(t, dtype)
@@ -103,7 +124,10 @@ pub(crate) mod testing {
     /// As [`read`], of u32.
     pub(crate) fn read_u32(t: &CubeTensor) -> Vec<u32> {
         let n = t.meta.shape().iter().product();
-        let bytes = t.client.read_one(t.handle.clone()).expect("the device answers");
+        let bytes = t
+            .client
+            .read_one(t.handle.clone())
+            .expect("the device answers");
         bytemuck::pod_collect_to_vec::<u8, u32>(&bytes)[..n].to_vec()
     }
 }

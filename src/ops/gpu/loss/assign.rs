@@ -203,10 +203,10 @@ pub(super) fn candidates_kernel<S: Float>(
                                 let mut a = anchor;
                                 let mut m = metric;
                                 let mut o = overlap;
-                                let mut placed = false;
+                                let mut placed = 0u32;
                                 #[unroll]
                                 for i in 0..k {
-                                    if placed || m > metric_of[i] {
+                                    if placed == 1 || m > metric_of[i] {
                                         let (a_old, m_old, o_old) =
                                             (anchor_of[i], metric_of[i], overlap_of[i]);
                                         anchor_of[i] = a;
@@ -215,7 +215,7 @@ pub(super) fn candidates_kernel<S: Float>(
                                         a = a_old;
                                         m = m_old;
                                         o = o_old;
-                                        placed = true;
+                                        placed = 1u32;
                                     }
                                 }
                             }
@@ -238,10 +238,11 @@ pub(super) fn candidates_kernel<S: Float>(
         all_overlaps[own + i] = overlap_of[i];
     }
     sync_cube();
-    let mut half = units / 2;
+    let mut half = CUBE_DIM / 2;
     while half > 0 {
         if UNIT_POS < half {
-            let (mut a, mut b) = (own, (UNIT_POS + half) as usize * k);
+            let mut a = own;
+            let mut b = (UNIT_POS + half) as usize * k;
             #[unroll]
             for i in 0..k {
                 let (ma, mb) = (all_metrics[a], all_metrics[b]);

@@ -80,7 +80,10 @@ pub(super) fn boxes_kernel<B: Float>(
                 sum += f32::exp(f32::cast_from(boxes[first + b]) - max);
             }
             // cross entropy with the two bins around the target, linearly weighted
-            let t = f32::min(f32::max(wanted, 0.0f32), comptime!(reg_max as f32 - 1.01f32));
+            let t = f32::min(
+                f32::max(wanted, 0.0f32),
+                comptime!(reg_max as f32 - 1.01f32),
+            );
             let left = f32::floor(t);
             let low = left + 1.0f32 - t;
             let high = t - left;

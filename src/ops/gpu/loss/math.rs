@@ -94,7 +94,12 @@ pub(super) fn penalty(b: &Pair, iou: f32, side: f32, area: f32) -> f32 {
     let dx = b.t0 + b.t2 - b.p0 - b.p2;
     let dy = b.t1 + b.t3 - b.p1 - b.p3;
     let rho2 = (dx * dx + dy * dy) / 4.0f32;
-    let a = turn(b.p2 - b.p0, b.p3 - b.p1 + side, b.t2 - b.t0, b.t3 - b.t1 + side);
+    let a = turn(
+        b.p2 - b.p0,
+        b.p3 - b.p1 + side,
+        b.t2 - b.t0,
+        b.t3 - b.t1 + side,
+    );
     let v = ANGLE_SCALE * a * a;
     rho2 / c2 + v * v / (v - iou + (1.0f32 + EPS))
 }

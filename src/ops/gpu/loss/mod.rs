@@ -82,12 +82,23 @@ pub fn head_loss(
 ) -> HeadGradients {
     let [n, a, width] = boxes.shape().dims::<3>();
     let [_, _, classes] = scores.shape().dims::<3>();
-    assert_eq!((n, a), (truths.images, anchors.len), "box outputs, images and anchors");
+    assert_eq!(
+        (n, a),
+        (truths.images, anchors.len),
+        "box outputs, images and anchors"
+    );
     assert_eq!(scores.shape().dims::<3>()[..2], [n, a], "score outputs");
     assert_eq!(width, 4 * m.reg_max, "box outputs of an anchor");
-    assert!(truths.classes <= classes, "class {} of {classes}", truths.classes.max(1) - 1);
+    assert!(
+        truths.classes <= classes,
+        "class {} of {classes}",
+        truths.classes.max(1) - 1
+    );
     let k = m.choice.first;
-    assert!((1..=assign::MOST_FIRST).contains(&k), "{k} anchors of an object");
+    assert!(
+        (1..=assign::MOST_FIRST).contains(&k),
+        "{k} anchors of an object"
+    );
     let (boxes, scores) = (arrays::rows(boxes), arrays::rows(scores));
     let device = boxes.device.clone();
     let run = Run {
@@ -107,14 +118,22 @@ pub fn head_loss(
     let d_scores = arrays::empty(&device, &[n, a, classes], scores.dtype);
     let sums = arrays::empty(&device, &[lanes.len(), SUMS], DType::F32);
     if lanes.is_empty() {
-        return HeadGradients { d_boxes, d_scores, sums };
+        return HeadGradients {
+            d_boxes,
+            d_scores,
+            sums,
+        };
     }
     let targets = run.decode(&d_boxes);
     let slots = run.assign(&targets);
     run.boxes(&targets, &slots, &d_boxes);
     let pieces = run.classes(&targets, &d_scores);
     run.sums(&slots, pieces, lanes, &sums);
-    HeadGradients { d_boxes, d_scores, sums }
+    HeadGradients {
+        d_boxes,
+        d_scores,
+        sums,
+    }
 }
 
 /// A head's loss under way.
@@ -309,7 +328,9 @@ impl Run<'_> {
             self.scores.clone().into_buffer_arg(),
             t.class.clone().into_buffer_arg(),
             t.score.clone().into_buffer_arg(),
-            weights.unwrap_or_else(|| self.floats(&[0])).into_buffer_arg(),
+            weights
+                .unwrap_or_else(|| self.floats(&[0]))
+                .into_buffer_arg(),
             d_scores.clone().into_buffer_arg(),
             values.clone().into_buffer_arg(),
             vectors as u32,
@@ -339,7 +360,10 @@ impl Run<'_> {
                 self.k,
             );
         }
-        let bounds: Vec<u32> = lanes.iter().flat_map(|l| [l.start as u32, l.end as u32]).collect();
+        let bounds: Vec<u32> = lanes
+            .iter()
+            .flat_map(|l| [l.start as u32, l.end as u32])
+            .collect();
         let numbers = lanes.len() * SUMS;
         sums::lane_kernel::launch(
             &client,

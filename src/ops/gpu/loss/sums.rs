@@ -14,7 +14,7 @@ pub(crate) fn tree(value: f32, #[comptime] units: usize) -> f32 {
     let mut all = Shared::<[f32]>::new_slice(units);
     all[UNIT_POS as usize] = value;
     sync_cube();
-    let mut half = comptime!(units as u32 / 2);
+    let mut half = CUBE_DIM / 2;
     while half > 0 {
         if UNIT_POS < half {
             let other = all[(UNIT_POS + half) as usize];
@@ -45,7 +45,9 @@ pub(super) fn image_kernel(
         classes += pieces[(image * piece_count + i) as usize];
         i += units;
     }
-    let (mut boxes, mut distances, mut scores) = (0.0f32, 0.0f32, 0.0f32);
+    let mut boxes = 0.0f32;
+    let mut distances = 0.0f32;
+    let mut scores = 0.0f32;
     let end = truths[image as usize + 1] * comptime!(k as u32);
     let mut slot = truths[image as usize] * comptime!(k as u32) + UNIT_POS;
     while slot < end {

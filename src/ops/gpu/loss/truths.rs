@@ -38,7 +38,10 @@ impl Truths {
     #[must_use]
     pub fn new(images: &[Vec<Object>], device: &CubeDevice) -> Self {
         let total: usize = images.iter().map(Vec::len).sum();
-        assert!(u32::try_from(total).is_ok(), "{total} objects in a micro-batch");
+        assert!(
+            u32::try_from(total).is_ok(),
+            "{total} objects in a micro-batch"
+        );
         let mut data = Vec::with_capacity(images.len() + 1 + total * RECORD);
         let mut first = 0u32;
         data.push(0);

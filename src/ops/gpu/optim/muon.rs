@@ -80,13 +80,21 @@ impl Matrices {
         let (mut square_tiles, mut tall, mut wide) = (vec![], vec![], vec![]);
         for (i, m) in matrices.iter().enumerate() {
             let end = m.offset + m.rows * m.columns;
-            assert!(end <= groups.len && m.group < groups.count, "{m:?} of {} elements", groups.len);
+            assert!(
+                end <= groups.len && m.group < groups.count,
+                "{m:?} of {} elements",
+                groups.len
+            );
             let numbers = [m.offset, m.rows, m.columns, squares, m.group];
             table.extend(numbers.map(|v| v as u32));
             let small = m.rows.min(m.columns);
             squares += small * small;
             tiles(i, small, small, &mut square_tiles);
-            let last = if m.columns <= m.rows { &mut tall } else { &mut wide };
+            let last = if m.columns <= m.rows {
+                &mut tall
+            } else {
+                &mut wide
+            };
             tiles(i, m.rows, m.columns, last);
         }
         let device = &groups.device;
@@ -143,7 +151,11 @@ pub fn muon(
     momentum: f64,
 ) {
     for t in [params, gradient, momentum_state] {
-        assert_eq!(t.meta.num_elements(), groups.len, "flat memory of all parameters");
+        assert_eq!(
+            t.meta.num_elements(),
+            groups.len,
+            "flat memory of all parameters"
+        );
     }
     if matrices.count == 0 {
         return;
@@ -168,25 +180,26 @@ pub fn muon(
         (1.0 - momentum) as f32,
     );
     let factors = floats(matrices.count);
-    let run = |a: &CubeTensor, b: &CubeTensor, out: &CubeTensor, tiles: &Tiles, product: Product| {
-        if tiles.count == 0 {
-            return;
-        }
-        product_kernel::launch(
-            &client,
-            arrays::cubes(tiles.count),
-            CubeDim::new_1d(UNITS as u32),
-            a.clone().into_buffer_arg(),
-            b.clone().into_buffer_arg(),
-            out.clone().into_buffer_arg(),
-            matrices.table.clone().into_buffer_arg(),
-            tiles.places.clone().into_buffer_arg(),
-            factors.clone().into_buffer_arg(),
-            status.rules.clone().into_buffer_arg(),
-            tiles.count as u32,
-            product,
-        );
-    };
+    let run =
+        |a: &CubeTensor, b: &CubeTensor, out: &CubeTensor, tiles: &Tiles, product: Product| {
+            if tiles.count == 0 {
+                return;
+            }
+            product_kernel::launch(
+                &client,
+                arrays::cubes(tiles.count),
+                CubeDim::new_1d(UNITS as u32),
+                a.clone().into_buffer_arg(),
+                b.clone().into_buffer_arg(),
+                out.clone().into_buffer_arg(),
+                matrices.table.clone().into_buffer_arg(),
+                tiles.places.clone().into_buffer_arg(),
+                factors.clone().into_buffer_arg(),
+                status.rules.clone().into_buffer_arg(),
+                tiles.count as u32,
+                product,
+            );
+        };
     let square = |a: &CubeTensor, b: &CubeTensor, out: &CubeTensor, product: Product| {
         run(a, b, out, &matrices.square_tiles, product);
     };
@@ -321,7 +334,11 @@ fn product_kernel(
     let a_first = if left_is_weight { offset } else { square };
     let b_first = if right_is_weight { offset } else { square };
     let out_first = if last { offset } else { square };
-    let (m, n) = if last { (rows, columns) } else { (small, small) };
+    let (m, n) = if last {
+        (rows, columns)
+    } else {
+        (small, small)
+    };
     let depth = if gram { u32::max(rows, columns) } else { small };
     let (a_row, a_column) = if gram {
         (select(tall, 1u32, columns), select(tall, columns, 1u32))
@@ -354,16 +371,32 @@ fn product_kernel(
             let e = UNIT_POS + comptime!((l * UNITS) as u32);
             // neighbouring units read neighbouring elements
             let by_depth = a_column == 1;
-            let i = select(by_depth, e / comptime!(DEPTH as u32), e % comptime!(TILE as u32));
-            let k = select(by_depth, e % comptime!(DEPTH as u32), e / comptime!(TILE as u32));
+            let i = select(
+                by_depth,
+                e / comptime!(DEPTH as u32),
+                e % comptime!(TILE as u32),
+            );
+            let k = select(
+                by_depth,
+                e % comptime!(DEPTH as u32),
+                e / comptime!(TILE as u32),
+            );
             let mut v = 0.0f32;
             if row0 + i < m && k0 + k < depth {
                 v = a[(a_first + (row0 + i) * a_row + (k0 + k) * a_column) as usize];
             }
             left[(k * comptime!(PITCH as u32) + i) as usize] = v;
             let by_column = b_column == 1;
-            let j = select(by_column, e % comptime!(TILE as u32), e / comptime!(DEPTH as u32));
-            let k = select(by_column, e / comptime!(TILE as u32), e % comptime!(DEPTH as u32));
+            let j = select(
+                by_column,
+                e % comptime!(TILE as u32),
+                e / comptime!(DEPTH as u32),
+            );
+            let k = select(
+                by_column,
+                e / comptime!(TILE as u32),
+                e % comptime!(DEPTH as u32),
+            );
             let mut v = 0.0f32;
             if column0 + j < n && k0 + k < depth {
                 v = b[(b_first + (k0 + k) * b_row + (column0 + j) * b_column) as usize];

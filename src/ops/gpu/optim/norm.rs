@@ -92,7 +92,11 @@ pub fn gradient_norm(
     factor: f64,
     bound: f64,
 ) -> Status {
-    assert_eq!(gradient.meta.num_elements(), groups.len, "gradient of all parameters");
+    assert_eq!(
+        gradient.meta.num_elements(),
+        groups.len,
+        "gradient of all parameters"
+    );
     let (device, client) = (&groups.device, groups.device.client());
     let floats = |n: usize| arrays::empty(device, &[n], DType::F32);
     let table = groups.table(rules);
@@ -159,10 +163,12 @@ fn scales_kernel(totals: &[f32], scales: &mut [f32], factor: f32, #[comptime] la
     let columns = comptime!(2 * SUMS);
     let column = UNIT_POS as usize;
     let mut all = Shared::<[f32]>::new_slice(comptime!(lanes * 2 * SUMS));
-    let mut finite = true;
+    let mut odd = 0u32;
     for lane in 0..lanes {
         let v = totals[lane * columns + column];
-        finite = finite && is_finite(v);
+        if !is_finite(v) {
+            odd += 1;
+        }
         all[lane * columns + column] = v;
     }
     let mut step = 1usize;
@@ -176,7 +182,7 @@ fn scales_kernel(totals: &[f32], scales: &mut [f32], factor: f32, #[comptime] la
         step *= 2;
     }
     let mut fine = Shared::<[u32]>::new_slice(columns);
-    fine[column] = select(finite, 1u32, 0u32);
+    fine[column] = select(odd == 0, 1u32, 0u32);
     sync_cube();
     if UNIT_POS == 0 {
         let mut count = 0u32;

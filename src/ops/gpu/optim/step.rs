@@ -24,7 +24,11 @@ impl Flat<'_> {
     fn check(&self, groups: &Groups, state: &[&CubeTensor]) {
         let arrays = [self.params, self.average, self.gradient];
         for t in arrays.iter().chain(state) {
-            assert_eq!(t.meta.num_elements(), groups.len, "flat memory of all parameters");
+            assert_eq!(
+                t.meta.num_elements(),
+                groups.len,
+                "flat memory of all parameters"
+            );
         }
     }
 }
@@ -200,7 +204,8 @@ fn adamw_kernel<N: Size>(
             let g = grads.extract(j) * rules[row + SCALE];
             let m = b1 * ms.extract(j) + rest1 * g;
             let v = b2 * vs.extract(j) + rest2 * g * g;
-            let moved = w * rules[row + DECAY] - rules[row + RATE] * m / (f32::sqrt(v) / root + eps);
+            let moved =
+                w * rules[row + DECAY] - rules[row + RATE] * m / (f32::sqrt(v) / root + eps);
             ms.insert(j, m);
             vs.insert(j, v);
             ws.insert(j, moved);
