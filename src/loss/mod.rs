@@ -5,6 +5,8 @@ pub mod assign;
 mod batch;
 pub mod boxes;
 mod criterion;
+#[cfg(feature = "gpu")]
+pub mod device;
 mod fast;
 mod weighted;
 

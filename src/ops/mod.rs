@@ -8,6 +8,8 @@ mod conv;
 pub mod cpu;
 mod extension;
 mod flex;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod memory;
 mod norm;
 pub mod ranks;

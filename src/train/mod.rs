@@ -7,6 +7,8 @@ mod checksum;
 mod class_weights;
 #[cfg(feature = "gpu")]
 mod device;
+#[cfg(feature = "gpu")]
+pub mod device_optim;
 mod ema;
 pub mod engine;
 mod error;

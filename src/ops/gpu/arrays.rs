@@ -1,0 +1,133 @@
+//! Arrays on the device: allocation, upload, and how many cubes a launch has.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
+use burn_cubecl::tensor::CubeTensor;
+use burn_std::Metadata;
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, VectorSize};
+
+/// Most cubes of a dimension that every runtime takes.
+const MOST_CUBES: u32 = 65_535;
+
+/// Uninitialised, contiguous. An array of no elements has memory for one: there are no empty bindings.
+pub(crate) fn empty(device: &CubeDevice, shape: &[usize], dtype: DType) -> CubeTensor {
+    let client = device.client();
+    if shape.iter().product::<usize>() == 0 {
+        let handle = client.empty(dtype.size().max(4));
+        return CubeTensor::new_contiguous(
+            client,
+            device.clone(),
+            shape.to_vec().into(),
+            handle,
+            dtype,
+        );
+    }
+    empty_device_contiguous_dtype(client, device.clone(), Shape::from(shape.to_vec()), dtype)
+}
+
+/// `[len]` of float32.
+pub(crate) fn upload_f32(device: &CubeDevice, values: &[f32]) -> CubeTensor {
+    upload(
+        device,
+        bytemuck::cast_slice(values),
+        values.len(),
+        DType::F32,
+    )
+}
+
+/// `[len]` of u32.
+pub(crate) fn upload_u32(device: &CubeDevice, values: &[u32]) -> CubeTensor {
+    upload(
+        device,
+        bytemuck::cast_slice(values),
+        values.len(),
+        DType::U32,
+    )
+}
+
+fn upload(device: &CubeDevice, bytes: &[u8], len: usize, dtype: DType) -> CubeTensor {
+    let client = device.client();
+    let handle = match bytes.is_empty() {
+        true => client.empty(4),
+        false => client.create_from_slice(bytes),
+    };
+    CubeTensor::new_contiguous(client, device.clone(), Shape::new([len]), handle, dtype)
+}
+
+/// Shape and strides of an array row by row.
+pub(crate) fn row_major(shape: &[usize]) -> Metadata {
+    let stride = |i: usize| shape[i + 1..].iter().product::<usize>();
+    let strides: Vec<usize> = (0..shape.len()).map(stride).collect();
+    Metadata::new(Shape::from(shape.to_vec()), strides.as_slice())
+}
+
+/// The same values, row by row.
+pub(crate) fn rows(t: CubeTensor) -> CubeTensor {
+    into_contiguous(t)
+}
+
+/// `n` cubes, which kernels count by `CUBE_POS`; those from `n` on have nothing to do.
+pub(crate) fn cubes(n: usize) -> CubeCount {
+    let n = u32::try_from(n).unwrap_or(u32::MAX).max(1);
+    let y = n.div_ceil(MOST_CUBES);
+    CubeCount::Static(n.div_ceil(y), y, 1)
+}
+
+/// The most elements that the device reads at once of a type of `size` bytes, which divide `len`.
+pub(crate) fn vector_size(client: &Client, size: usize, len: usize) -> VectorSize {
+    client
+        .io_optimized_vector_sizes(size)
+        .filter(|v| len.is_multiple_of(*v))
+        .max()
+        .unwrap_or(1)
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+    use cubecl::device::WgpuDeviceKind;
+
+    /// The Vulkan device of this machine; without one tests are skipped, or fail where `YOLO_TRAIN_REQUIRE_WGPU` is 1.
+    pub(crate) fn device() -> Option<CubeDevice> {
+        let found = CubeDevice::wgpu(WgpuDeviceKind::default());
+        if let Err(e) = &found {
+            let required = std::env::var("YOLO_TRAIN_REQUIRE_WGPU").is_ok_and(|v| v == "1");
+            assert!(!required, "no Vulkan adapter: {e}");
+            eprintln!("skipped: no Vulkan adapter");
+        }
+        found.ok()
+    }
+
+    /// `values` as `dtype`, of this shape.
+    pub(crate) fn tensor(
+        device: &CubeDevice,
+        values: &[f32],
+        shape: &[usize],
+        dtype: DType,
+    ) -> CubeTensor {
+        let mut t = upload_f32(device, values);
+        *t.meta = row_major(shape);
+        burn_cubecl::kernel::cast(t, dtype)
+    }
+
+    /// The values of a contiguous tensor as float32.
+    pub(crate) fn read(t: &CubeTensor) -> Vec<f32> {
+        let n = t.meta.shape().iter().product();
+        let t = burn_cubecl::kernel::cast(t.clone(), DType::F32);
+        let bytes = t.client.read_one(t.handle).expect("the device answers");
+        bytemuck::pod_collect_to_vec::<u8, f32>(&bytes)[..n].to_vec()
+    }
+
+    /// As [`read`], of u32.
+    pub(crate) fn read_u32(t: &CubeTensor) -> Vec<u32> {
+        let n = t.meta.shape().iter().product();
+        let bytes = t
+            .client
+            .read_one(t.handle.clone())
+            .expect("the device answers");
+        bytemuck::pod_collect_to_vec::<u8, u32>(&bytes)[..n].to_vec()
+    }
+}

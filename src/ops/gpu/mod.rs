@@ -1,0 +1,5 @@
+//! Operations on GPUs as CubeCL kernels.
+
+pub(crate) mod arrays;
+pub mod loss;
+pub mod optim;
