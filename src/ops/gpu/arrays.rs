@@ -91,7 +91,11 @@ pub(crate) mod testing {
     use cubecl::device::WgpuDeviceKind;
 
     /// The Vulkan device of this machine; without one tests are skipped, or fail where `YOLO_TRAIN_REQUIRE_WGPU` is 1.
+    /// `YOLO_TRAIN_TEST_DEVICE=cuda` runs them on the first CUDA device.
     pub(crate) fn device() -> Option<CubeDevice> {
+        if std::env::var("YOLO_TRAIN_TEST_DEVICE").is_ok_and(|v| v == "cuda") {
+            return Some(CubeDevice::cuda(0).expect("a CUDA device"));
+        }
         let found = CubeDevice::wgpu(WgpuDeviceKind::default());
         if let Err(e) = &found {
             let required = std::env::var("YOLO_TRAIN_REQUIRE_WGPU").is_ok_and(|v| v == "1");
