@@ -420,6 +420,25 @@ fn half_precision_outputs_have_half_precision_gradients_times_the_loss_scale() {
     }
 }
 
+/// Says nothing of values: with a stand-in for a driver it shows that the compiler takes the kernels.
+#[test]
+fn kernels_of_every_type_are_accepted_by_the_device() {
+    let Some(device) = device() else { return };
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        if !CubeBackend::supports_dtype(&device, dtype) {
+            continue;
+        }
+        for (classes, reg_max) in [(80, 1), (3, 16)] {
+            let mut case = fitting(1, objects(1, 2, 3, classes), classes, reg_max, ONE_TO_MANY);
+            for weights in [None, Some(vec![1.5; classes])] {
+                case.weights = weights;
+                let got = case.on_device(&device, &quarters(2), dtype, 1.0);
+                assert_eq!(got.lanes.len(), 4);
+            }
+        }
+    }
+}
+
 #[test]
 fn what_is_not_a_number_stays_visible() {
     let Some(device) = device() else { return };
