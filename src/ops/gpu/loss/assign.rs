@@ -64,7 +64,7 @@ pub(super) fn decode_kernel<B: Float, N: Size>(
         d_boxes[first + i] = Vector::zeroed();
     }
     distances[side] = distance;
-    if side % 4 == 0 {
+    if side % 4 < 1 {
         targets[side / 2] = NONE;
         targets[side / 2 + 1] = 0u32;
     }

@@ -70,6 +70,7 @@ pub struct HeadGradients {
 /// # Panics
 /// If shapes do not fit each other, a class has no score, or more than 10 anchors are to be chosen.
 #[must_use]
+#[allow(clippy::too_many_arguments)]
 pub fn head_loss(
     boxes: CubeTensor,
     scores: CubeTensor,
