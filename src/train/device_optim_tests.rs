@@ -331,6 +331,40 @@ fn a_step_has_the_same_bytes_again_and_flat_memory_may_have_any_length() {
     }
 }
 
+/// Says nothing of values: with a stand-in for a driver it shows that the compiler takes the kernels.
+#[test]
+fn kernels_of_every_algorithm_are_accepted_by_the_device() {
+    let Some(device) = device() else { return };
+    for algorithm in [Algorithm::Sgd, Algorithm::AdamW, Algorithm::MuSgd] {
+        let h = host("yolo26n", algorithm);
+        let mut d = OnDevice::new(&h, &device);
+        let gradient = arrays::upload_f32(&device, &gradient(h.layout.param_len, 1));
+        let flat = Flat {
+            params: &d.params,
+            average: &d.average,
+            gradient: &gradient,
+        };
+        let size = StepFactor {
+            factor: 1.0,
+            bound: 1.0,
+            average_decay: DECAY,
+        };
+        let status = d.optimizer.step(flat, &RATES, &d.totals, size);
+        let statistics = vec![1.0; h.layout.buffer_len];
+        let [average, values] = [0; 2].map(|_| arrays::upload_f32(&device, &statistics));
+        d.optimizer
+            .blend_statistics(&status, &average, &values, 0.5);
+        assert_eq!(d.arrays()[0].len(), h.layout.param_len);
+        assert_eq!(read(&average).len(), statistics.len());
+    }
+    let params = arrays::upload_f32(&device, &[1.0, 0.1, -3.3]);
+    for dtype in [DType::F16, DType::BF16] {
+        if burn_cubecl::CubeBackend::supports_dtype(&device, dtype) {
+            assert_eq!(read(&optim::cast(&params, dtype)).len(), 3);
+        }
+    }
+}
+
 #[test]
 fn parameters_are_copied_to_half_precision() {
     let Some(device) = device() else { return };

@@ -91,7 +91,11 @@ pub(crate) mod testing {
     use cubecl::device::WgpuDeviceKind;
 
     /// The Vulkan device of this machine; without one tests are skipped, or fail where `YOLO_TRAIN_REQUIRE_WGPU` is 1.
+    /// `YOLO_TRAIN_TEST_DEVICE=cuda` runs them on the first CUDA device.
     pub(crate) fn device() -> Option<CubeDevice> {
+        if std::env::var("YOLO_TRAIN_TEST_DEVICE").is_ok_and(|v| v == "cuda") {
+            return Some(CubeDevice::cuda(0).expect("a CUDA device"));
+        }
         let found = CubeDevice::wgpu(WgpuDeviceKind::default());
         if let Err(e) = &found {
             let required = std::env::var("YOLO_TRAIN_REQUIRE_WGPU").is_ok_and(|v| v == "1");
@@ -116,7 +120,8 @@ pub(crate) mod testing {
     /// The values of a contiguous tensor as float32.
     pub(crate) fn read(t: &CubeTensor) -> Vec<f32> {
         let n = t.meta.shape().iter().product();
-        let t = burn_cubecl::kernel::cast(t.clone(), DType::F32);
+        // what the tensor library makes may have gaps between rows
+        let t = rows(burn_cubecl::kernel::cast(t.clone(), DType::F32));
         let bytes = t.client.read_one(t.handle).expect("the device answers");
         bytemuck::pod_collect_to_vec::<u8, f32>(&bytes)[..n].to_vec()
     }

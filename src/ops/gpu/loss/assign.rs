@@ -24,8 +24,7 @@ pub(super) fn decode_kernel<B: Float, N: Size>(
     boxes: &[Vector<B, N>],
     d_boxes: &mut [Vector<B, N>],
     distances: &mut [f32],
-    class_of: &mut [u32],
-    score_of: &mut [f32],
+    targets: &mut [u32],
     sides: u32,
     #[comptime] reg_max: usize,
     #[define(B)] _dtype: ElemType,
@@ -65,9 +64,9 @@ pub(super) fn decode_kernel<B: Float, N: Size>(
         d_boxes[first + i] = Vector::zeroed();
     }
     distances[side] = distance;
-    if side % 4 == 0 {
-        class_of[side / 4] = NONE;
-        score_of[side / 4] = 0.0f32;
+    if side % 4 < 1 {
+        targets[side / 2] = NONE;
+        targets[side / 2 + 1] = 0u32;
     }
 }
 
@@ -283,18 +282,17 @@ fn sixth(x: f32) -> f32 {
     square * square * square
 }
 
-/// Which of the candidates `[objects, k]` stay: their anchor and soft target in `kept` and `score`, and in the anchors'
-/// own places `[n, a]` the object's class and the target. A cube for each object.
+/// Which of the candidates `[objects, k]` stay: in `slots` `[objects, k, 2]` their anchor (or [`NONE`]) and the bits of
+/// their soft target, in `targets` `[n, a, 2]` the class that an anchor stands for and the bits of its target. A cube for
+/// each object.
 #[cube(launch)]
 pub(super) fn resolve_kernel(
     truths: &[u32],
     best_anchor: &[u32],
     best_metric: &[f32],
     best_overlap: &[f32],
-    kept: &mut [u32],
-    score: &mut [f32],
-    class_of: &mut [u32],
-    score_of: &mut [f32],
+    slots: &mut [u32],
+    targets: &mut [u32],
     total: u32,
     records: u32,
     anchors: u32,
@@ -307,10 +305,10 @@ pub(super) fn resolve_kernel(
     }
     let t = object(truths, records, truth);
     let image = t.image as usize;
-    let slots = comptime!(k as u32);
-    let begin = truths[image] * slots;
-    let end = truths[image + 1] * slots;
-    let own = truth * slots;
+    let per_object = comptime!(k as u32);
+    let begin = truths[image] * per_object;
+    let end = truths[image + 1] * per_object;
+    let own = truth * per_object;
     let mut anchor_of = Array::<u32>::new(k);
     let mut overlap_of = Array::<f32>::new(k);
     #[unroll]
@@ -323,7 +321,7 @@ pub(super) fn resolve_kernel(
     let mut slot = begin + UNIT_POS;
     while slot < end {
         let anchor = best_anchor[slot as usize];
-        let other = slot / slots;
+        let other = slot / per_object;
         if anchor != NONE && other != truth {
             let overlap = best_overlap[slot as usize];
             #[unroll]
@@ -362,15 +360,15 @@ pub(super) fn resolve_kernel(
         for i in 0..k {
             let at = own as usize + i;
             if stays & comptime!(1u32 << i) == 0 {
-                kept[at] = NONE;
-                score[at] = 0.0f32;
+                slots[at * 2] = NONE;
+                slots[at * 2 + 1] = 0u32;
             } else {
                 let target = best_metric[at] * most_overlap / (most_metric + CLOSE);
                 let row = (t.image * anchors + anchor_of[i]) as usize;
-                kept[at] = anchor_of[i];
-                score[at] = target;
-                class_of[row] = t.class;
-                score_of[row] = target;
+                slots[at * 2] = anchor_of[i];
+                slots[at * 2 + 1] = target.to_bits();
+                targets[row * 2] = t.class;
+                targets[row * 2 + 1] = target.to_bits();
             }
         }
     }

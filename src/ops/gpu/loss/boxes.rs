@@ -16,12 +16,11 @@ pub(super) fn boxes_kernel<B: Float>(
     truths: &[u32],
     levels: &[u32],
     distances: &[f32],
-    kept: &[u32],
-    score: &[f32],
+    slots: &[u32],
     boxes: &[B],
     d_boxes: &mut [B],
     terms: &mut [f32],
-    slots: u32,
+    count: u32,
     records: u32,
     anchors: u32,
     width: f32,
@@ -36,14 +35,14 @@ pub(super) fn boxes_kernel<B: Float>(
     let index = ABSOLUTE_POS as u32;
     let slot = index / 4;
     let side = index % 4;
-    if slot >= slots {
+    if slot >= count {
         terminate!();
     }
     let mut box_term = 0.0f32;
     let mut distance_term = 0.0f32;
-    let anchor = kept[slot as usize];
+    let anchor = slots[slot as usize * 2];
     if anchor != NONE {
-        let target = score[slot as usize];
+        let target = f32::from_bits(slots[slot as usize * 2 + 1]);
         let t = object(truths, records, slot / comptime!(k as u32));
         let pair = around_anchor(distances, levels, anchors, anchor, &t, level_count);
         let row = t.image * anchors + anchor;

@@ -14,8 +14,7 @@ pub(super) const PER_UNIT: usize = 4;
 #[cube(launch)]
 pub(super) fn classes_kernel<S: Float, N: Size>(
     scores: &[Vector<S, N>],
-    class_of: &[u32],
-    score_of: &[f32],
+    targets: &[u32],
     weights: &[f32],
     d: &mut [Vector<S, N>],
     pieces: &mut [f32],
@@ -39,8 +38,8 @@ pub(super) fn classes_kernel<S: Float, N: Size>(
         if v < vectors {
             let row = (image * anchors + v / of_row) as usize;
             let first = (v % of_row) * comptime!(size as u32);
-            let class = class_of[row];
-            let target = score_of[row];
+            let class = targets[row * 2];
+            let target = f32::from_bits(targets[row * 2 + 1]);
             let at = image as usize * vectors as usize + v as usize;
             let x = scores[at];
             let mut slope = Vector::<f32, N>::zeroed();

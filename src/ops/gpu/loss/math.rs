@@ -2,6 +2,7 @@
 //! of wgpu promises little of `atan`, and `ln(1 + e)` of a small `e` is a matter of its form.
 
 use cubecl::prelude::*;
+use std::f32::consts::{FRAC_PI_2, FRAC_PI_4, PI};
 
 /// Added to heights, areas and squared diagonals, as in [`crate::loss::boxes`].
 pub(super) const EPS: f32 = 1e-7;
@@ -47,9 +48,9 @@ pub(super) fn angle(y: f32, x: f32) -> f32 {
     let mut p = u * 8.053_744_5e-2f32 - 1.387_768_6e-1f32;
     p = p * u + 1.997_771_1e-1f32;
     p = p * u - 3.333_295e-1f32;
-    let within = select(far, 0.785_398_2f32, 0.0f32) + (p * u * z + z);
-    let first = select(ay > ax, 1.570_796_4f32 - within, within);
-    let half = select(x < 0.0f32, 3.141_592_7f32 - first, first);
+    let within = select(far, FRAC_PI_4, 0.0f32) + (p * u * z + z);
+    let first = select(ay > ax, FRAC_PI_2 - within, within);
+    let half = select(x < 0.0f32, PI - first, first);
     select(y < 0.0f32, -half, half)
 }
 

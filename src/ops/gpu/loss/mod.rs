@@ -70,6 +70,7 @@ pub struct HeadGradients {
 /// # Panics
 /// If shapes do not fit each other, a class has no score, or more than 10 anchors are to be chosen.
 #[must_use]
+#[allow(clippy::too_many_arguments)]
 pub fn head_loss(
     boxes: CubeTensor,
     scores: CubeTensor,
@@ -156,16 +157,14 @@ struct Run<'a> {
 struct Targets {
     /// `[n, a, 4]`
     distances: CubeTensor,
-    /// `[n, a]`
-    class: CubeTensor,
-    /// `[n, a]`
-    score: CubeTensor,
+    /// `[n, a, 2]`: class, or [`truths::NONE`], and the bits of its target.
+    targets: CubeTensor,
 }
 
-/// What objects have, `[objects, k]`.
+/// What objects have.
 struct Slots {
-    anchor: CubeTensor,
-    score: CubeTensor,
+    /// `[objects, k, 2]`: anchor, or [`truths::NONE`], and the bits of its target.
+    slots: CubeTensor,
     /// `[objects, k, 4, 2]`
     terms: CubeTensor,
 }
@@ -193,8 +192,7 @@ impl Run<'_> {
     fn decode(&self, d_boxes: &CubeTensor) -> Targets {
         let t = Targets {
             distances: self.floats(&[self.n, self.a, 4]),
-            class: self.ints(&[self.n, self.a]),
-            score: self.floats(&[self.n, self.a]),
+            targets: self.ints(&[self.n, self.a, 2]),
         };
         let sides = self.n * self.a * 4;
         if sides > 0 {
@@ -209,8 +207,7 @@ impl Run<'_> {
                 self.boxes.clone().into_buffer_arg(),
                 d_boxes.clone().into_buffer_arg(),
                 t.distances.clone().into_buffer_arg(),
-                t.class.clone().into_buffer_arg(),
-                t.score.clone().into_buffer_arg(),
+                t.targets.clone().into_buffer_arg(),
                 sides as u32,
                 self.m.reg_max,
                 dtype_to_storage_type(dtype),
@@ -222,8 +219,7 @@ impl Run<'_> {
     fn assign(&self, t: &Targets) -> Slots {
         let (total, k) = (self.truths.total, self.k);
         let s = Slots {
-            anchor: self.ints(&[total, k]),
-            score: self.floats(&[total, k]),
+            slots: self.ints(&[total, k, 2]),
             terms: self.floats(&[total, k, 4, 2]),
         };
         if total == 0 {
@@ -261,10 +257,8 @@ impl Run<'_> {
             best_anchor.into_buffer_arg(),
             best_metric.into_buffer_arg(),
             best_overlap.into_buffer_arg(),
-            s.anchor.clone().into_buffer_arg(),
-            s.score.clone().into_buffer_arg(),
-            t.class.clone().into_buffer_arg(),
-            t.score.clone().into_buffer_arg(),
+            s.slots.clone().into_buffer_arg(),
+            t.targets.clone().into_buffer_arg(),
             total as u32,
             self.records(),
             self.a as u32,
@@ -289,8 +283,7 @@ impl Run<'_> {
             self.truths.data.clone().into_buffer_arg(),
             self.anchors.levels.clone().into_buffer_arg(),
             t.distances.clone().into_buffer_arg(),
-            s.anchor.clone().into_buffer_arg(),
-            s.score.clone().into_buffer_arg(),
+            s.slots.clone().into_buffer_arg(),
             self.boxes.clone().into_buffer_arg(),
             d_boxes.clone().into_buffer_arg(),
             s.terms.clone().into_buffer_arg(),
@@ -326,8 +319,7 @@ impl Run<'_> {
             CubeDim::new_1d(classes::UNITS as u32),
             size,
             self.scores.clone().into_buffer_arg(),
-            t.class.clone().into_buffer_arg(),
-            t.score.clone().into_buffer_arg(),
+            t.targets.clone().into_buffer_arg(),
             weights
                 .unwrap_or_else(|| self.floats(&[0]))
                 .into_buffer_arg(),
@@ -354,7 +346,7 @@ impl Run<'_> {
                 self.truths.data.clone().into_buffer_arg(),
                 pieces.values.into_buffer_arg(),
                 s.terms.clone().into_buffer_arg(),
-                s.score.clone().into_buffer_arg(),
+                s.slots.clone().into_buffer_arg(),
                 of_images.clone().into_buffer_arg(),
                 pieces.count as u32,
                 self.k,
@@ -386,7 +378,7 @@ pub(crate) fn assignment(
     anchors: &AnchorTable,
     m: &Measure,
 ) -> (Vec<u32>, Vec<f32>) {
-    use super::arrays::testing::{read, read_u32};
+    use super::arrays::testing::read_u32;
     let [n, a, width] = boxes.shape().dims::<3>();
     let device = boxes.device.clone();
     let run = Run {
@@ -404,5 +396,9 @@ pub(crate) fn assignment(
     };
     let d_boxes = arrays::empty(&device, &[n, a, width], boxes.dtype);
     let slots = run.assign(&run.decode(&d_boxes));
-    (read_u32(&slots.anchor), read(&slots.score))
+    let slots = read_u32(&slots.slots);
+    slots
+        .chunks_exact(2)
+        .map(|s| (s[0], f32::from_bits(s[1])))
+        .unzip()
 }

@@ -32,7 +32,7 @@ pub(super) fn image_kernel(
     truths: &[u32],
     pieces: &[f32],
     terms: &[f32],
-    score: &[f32],
+    slots: &[u32],
     sums: &mut [f32],
     piece_count: u32,
     #[comptime] k: usize,
@@ -54,7 +54,7 @@ pub(super) fn image_kernel(
         let at = slot as usize * 8;
         boxes += terms[at];
         distances += terms[at + 1] + terms[at + 3] + (terms[at + 5] + terms[at + 7]);
-        scores += score[slot as usize];
+        scores += f32::from_bits(slots[slot as usize * 2 + 1]);
         slot += units;
     }
     let boxes = tree(boxes, UNITS);

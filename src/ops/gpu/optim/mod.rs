@@ -5,6 +5,8 @@
 
 mod groups;
 pub mod muon;
+// kernels have no `copy_from_slice`
+#[allow(clippy::manual_memcpy)]
 mod norm;
 mod step;
 

@@ -10,7 +10,7 @@ use cubecl::prelude::*;
 /// Units of a cube.
 const UNITS: usize = 256;
 
-/// What a step changes, `[len]` float32 each.
+/// What a step changes, `[len]` float32 each, in place: whoever shares their memory sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Flat<'a> {
     pub params: &'a CubeTensor,
