@@ -163,6 +163,7 @@ fn folded_inference_equals_convolution_and_norm_in_float64() {
                 stride,
                 groups,
                 norm: Norm::Fixed((vec![0.1; co], vec![0.3; co]).into()),
+                running: None,
                 act: Activation::Silu,
                 lanes: Lanes::USUAL,
             };

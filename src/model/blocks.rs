@@ -139,6 +139,7 @@ impl ConvNorm {
                 stride: self.stride,
                 groups: self.groups,
                 norm: t.norm(self.norm),
+                running: t.running(self.norm),
                 act: self.act,
                 lanes: t.lanes().clone(),
             },

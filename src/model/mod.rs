@@ -14,3 +14,6 @@ pub use head::{HeadOutput, Heads};
 pub use layout::{ClassPart, HeadOf, Layout, ParamKind};
 pub use network::{LayerRow, Network, Output};
 pub use tensors::{Collected, Tensors};
+
+#[cfg(all(test, feature = "gpu"))]
+mod gpu_tests;

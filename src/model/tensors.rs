@@ -4,7 +4,7 @@
 use super::layout::ParamInfo;
 use super::layout::{Layout, NormId, NormInfo, ParamId};
 use crate::ops::cpu::lanes::Lanes;
-use crate::ops::ranks::{GradientSink, Param as Parameter, Ranks, Slot, Synced};
+use crate::ops::ranks::{GradientSink, Param as Parameter, Ranks, Running, Slot, Synced};
 use crate::ops::{BatchStats, Norm};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 #[cfg(feature = "gpu")]
@@ -23,6 +23,8 @@ pub struct Tensors {
     tracked: Vec<bool>,
     /// Empty: statistics of the batch everywhere.
     norms: Vec<Norm>,
+    /// Running statistics on the device, one for each norm, or none.
+    running: Vec<Running>,
     lanes: Lanes,
     sink: Option<Arc<dyn GradientSink>>,
 }
@@ -76,6 +78,7 @@ impl Tensors {
             params,
             tracked,
             norms: vec![],
+            running: vec![],
             lanes: Lanes::USUAL,
             sink: None,
         }
@@ -109,6 +112,7 @@ impl Tensors {
             params: params.collect(),
             tracked,
             norms: vec![],
+            running: vec![],
             lanes: Lanes::USUAL,
             sink: None,
         }
@@ -144,6 +148,20 @@ impl Tensors {
                 }),
             })
             .collect();
+        self
+    }
+
+    /// The running statistics lie on the device, in the flat order of the layout's buffers: passes of GPU kernels move them
+    /// there with this momentum, and norms with fixed statistics take them from there.
+    #[must_use]
+    pub fn with_device_stats(mut self, layout: &Layout, flat: &Tensor<1>, momentum: f64) -> Self {
+        let running = |n: &NormInfo| Running {
+            flat: flat.clone(),
+            mean: n.mean().start,
+            var: n.var().start,
+            momentum,
+        };
+        self.running = layout.norms.iter().map(running).collect();
         self
     }
 
@@ -209,6 +227,10 @@ impl Tensors {
 
     pub(super) fn norm(&self, id: NormId) -> Norm {
         self.norms.get(id).cloned().unwrap_or(Norm::Batch)
+    }
+
+    pub(super) fn running(&self, id: NormId) -> Option<Running> {
+        self.running.get(id).cloned()
     }
 
     /// Hands gradients that are in the graph (those of operations without kernels) to `sink`, as the sums of all of this

@@ -7,6 +7,7 @@ use super::cpu::pool;
 use super::extension::{
     AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices, Summed,
 };
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, NodeGuard, Ops, OpsKind};
@@ -14,6 +15,13 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Autodiff, TensorMetadata};
 
 type F<B> = FloatTensor<B>;
+
+/// Registers the gradient of a parameter, unless it went into a slot: then it has no elements.
+fn register<B: Kernels>(grads: &mut Gradients, node: NodeId, gradient: F<B>) {
+    if gradient.shape().num_elements() > 0 {
+        grads.register::<B>(node, gradient);
+    }
+}
 
 #[derive(Debug)]
 struct Conv;
@@ -24,11 +32,8 @@ impl<B: Kernels> Backward<B, 2> for Conv {
         let (x, w, a) = ops.state;
         let [nx, nw] = ops.parents;
         if let Some(n) = nw {
-            let in_slot = a.slot.is_some();
             let g = B::conv_dw(d.clone(), x.clone(), w.clone(), a.clone());
-            if !in_slot {
-                grads.register::<B>(n.id, g);
-            }
+            register::<B>(grads, n.id, g);
         }
         if let Some(n) = nx {
             grads.register::<B>(n.id, B::conv_dx(d, w, x, a));
@@ -44,11 +49,8 @@ impl<B: Kernels> Backward<B, 2> for Bias {
         let d = grads.consume::<B>(&ops.node);
         let [ny, nb] = ops.parents;
         if let Some(n) = nb {
-            let in_slot = ops.state.slot.is_some();
             let g = B::bias_db(d.clone(), ops.state);
-            if !in_slot {
-                grads.register::<B>(n.id, g);
-            }
+            register::<B>(grads, n.id, g);
         }
         if let Some(n) = ny {
             grads.register::<B>(n.id, d);
@@ -63,12 +65,15 @@ impl<B: Kernels> Backward<B, 3> for NormAct {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
         let (y, a) = ops.state;
-        let in_slots = [false, a.gamma.is_some(), a.beta.is_some()];
         let (dy, dgamma, dbeta) = B::norm_act_grad(d, y, a);
-        let gradients = [dy, dgamma, dbeta].into_iter().zip(in_slots);
-        for (node, (g, in_slot)) in ops.parents.into_iter().zip(gradients) {
-            if let (Some(n), false) = (node, in_slot) {
-                grads.register::<B>(n.id, g);
+        let [ny, ngamma, nbeta] = ops.parents;
+        if let Some(n) = ny {
+            // a rank without images has one without elements, which belongs into the graph
+            grads.register::<B>(n.id, dy);
+        }
+        for (node, g) in [(ngamma, dgamma), (nbeta, dbeta)] {
+            if let Some(n) = node {
+                register::<B>(grads, n.id, g);
             }
         }
     }

@@ -7,26 +7,52 @@
 use super::Activation;
 use super::cpu::lanes::Lanes;
 use super::cpu::{attention, norm, pool};
-use super::ranks::{Ranks, Slot, Synced};
+use super::ranks::{Ranks, Running, Slot, Synced};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
+#[cfg(feature = "gpu")]
+use burn_cubecl::tensor::CubeTensor;
 use std::sync::{Arc, OnceLock};
 
 /// Something that the forward pass leaves for the backward pass (and for the caller), outside the graph.
+///
+/// Kernels of the CPU leave a `T`, those of GPUs tensors.
 #[derive(Debug)]
-pub struct Record<T>(Arc<OnceLock<T>>);
+pub struct Record<T>(
+    Arc<OnceLock<T>>,
+    #[cfg(feature = "gpu")] Arc<OnceLock<Vec<CubeTensor>>>,
+);
 
 impl<T> Clone for Record<T> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self(
+            self.0.clone(),
+            #[cfg(feature = "gpu")]
+            self.1.clone(),
+        )
+    }
+}
+
+#[cfg(feature = "gpu")]
+impl<T> Record<T> {
+    pub(super) fn keep(&self, tensors: Vec<CubeTensor>) {
+        let _ = self.1.set(tensors);
+    }
+    /// The tensors that were left.
+    pub(super) fn kept(&self) -> &[CubeTensor] {
+        self.1.get().expect("the forward pass ran before")
     }
 }
 
 impl<T> Record<T> {
     /// An empty record.
     pub fn new() -> Self {
-        Self(Arc::new(OnceLock::new()))
+        Self(
+            Arc::default(),
+            #[cfg(feature = "gpu")]
+            Arc::default(),
+        )
     }
     pub(super) fn set(&self, value: T) {
         // a second forward pass with the same record would be a mistake of the caller; the first one counts
@@ -50,6 +76,15 @@ pub enum Statistics {
     Synced(Synced),
     /// Given mean and variance.
     Fixed(Arc<(Vec<f32>, Vec<f32>)>),
+}
+
+impl Statistics {
+    pub(super) fn synced(&self) -> Option<&Synced> {
+        match self {
+            Self::Synced(s) => Some(s),
+            Self::Batch | Self::Fixed(_) => None,
+        }
+    }
 }
 
 /// What a batch norm leaves.
@@ -85,6 +120,8 @@ pub struct NormArgs {
     pub act: Activation,
     pub lanes: Lanes,
     pub record: Record<Normalised>,
+    /// Running statistics on a device; the CPU's are moved by the caller.
+    pub running: Option<Running>,
     pub gamma: Option<Slot>,
     pub beta: Option<Slot>,
 }
@@ -124,7 +161,7 @@ impl std::fmt::Debug for Slices {
 }
 
 /// Forward and backward of the operations, on NHWC activations.
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Flex, Cube: cfg(feature = "gpu"), Autodiff)]
 pub trait Kernels: Backend {
     /// `x` `[n, h, w, ci]`, `w` `[k, k, ci/groups, co]` -> `[n, ceil(h/stride), ceil(w/stride), co]`.
     fn conv(x: FloatTensor<Self>, w: FloatTensor<Self>, a: ConvArgs) -> FloatTensor<Self>;
@@ -220,7 +257,12 @@ pub trait Kernels: Backend {
     ) -> FloatTensor<Self>;
 }
 
-/// Whether the kernels take this tensor: float32 on the CPU backend.
+/// Whether the kernels take this tensor: float32, and on GPUs also float16 and bfloat16.
 pub fn available<const D: usize>(x: &Tensor<D>) -> bool {
-    x.dtype() == DType::F32 && super::kernels_enabled()
+    let takes = match x.dtype() {
+        DType::F32 => true,
+        DType::F16 | DType::BF16 => super::on_gpu(x),
+        _ => false,
+    };
+    takes && super::kernels_enabled()
 }

@@ -169,15 +169,6 @@ fn concat<const N: usize>(parts: [T; N]) -> T {
     out.into_tensor([n, h, w, total])
 }
 
-impl Statistics {
-    fn synced(&self) -> Option<&super::ranks::Synced> {
-        match self {
-            Self::Synced(s) => Some(s),
-            Self::Batch | Self::Fixed(_) => None,
-        }
-    }
-}
-
 fn attention_shape(qkv: &T, a: &AttendArgs) -> attention::Shape {
     let [images, h, w, _] = dims4(qkv);
     attention::Shape {

@@ -45,9 +45,22 @@ fn kernels_enabled() -> bool {
     KERNELS.load(Ordering::Relaxed)
 }
 
-/// Whether the kernels apply to this tensor: float32 on the CPU.
+/// Whether the CPU's kernels apply to this tensor: float32 on the CPU.
 pub fn kernels_apply<const D: usize>(x: &Tensor<D>) -> bool {
-    extension::available(x)
+    extension::available(x) && !on_gpu(x)
+}
+
+/// Whether a tensor lies on a device of CubeCL's: CUDA, Vulkan, Metal.
+pub fn on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
+    is_gpu(&x.device())
+}
+
+#[cfg(feature = "gpu")]
+use gpu::is_gpu;
+
+#[cfg(not(feature = "gpu"))]
+fn is_gpu(_: &Device) -> bool {
+    false
 }
 
 /// What [`on_slices`] runs: values of two tensors, and where values of the same sizes go (all of them are written).
@@ -62,7 +75,30 @@ pub fn on_slices(a: Tensor<3>, b: Tensor<3>, f: SliceFn) -> (Tensor<3>, Tensor<3
 
 /// Pixels `[n, h, w, 3]` of 0..=255 as an activation of 0..1.
 pub fn image(pixels: &[u8], shape: [usize; 4], device: &Device) -> Tensor<4> {
-    if *device == Device::flex() || *device == Device::flex().autodiff() {
+    image_of(pixels, shape, device, DType::F32)
+}
+
+/// As [`image`], of type `dtype`: float32, on GPUs also float16 and bfloat16. On GPUs the bytes travel as they are.
+pub fn image_of(pixels: &[u8], shape: [usize; 4], device: &Device, dtype: DType) -> Tensor<4> {
+    let [_, h, w, _] = shape;
+    resized_image(pixels, shape, [h, w], device, dtype)
+}
+
+/// As [`image_of`], resized to `to` (rows, columns): bilinear, half-pixel centres, no antialiasing.
+pub fn resized_image(
+    pixels: &[u8],
+    shape: [usize; 4],
+    to: [usize; 2],
+    device: &Device,
+    dtype: DType,
+) -> Tensor<4> {
+    let same = [shape[1], shape[2]] == to;
+    #[cfg(feature = "gpu")]
+    if is_gpu(device) {
+        return gpu::image(pixels, shape, to, device, dtype);
+    }
+    let flex = *device == Device::flex() || *device == Device::flex().autodiff();
+    if flex && same && dtype == DType::F32 {
         let inner = Tensor::from_primitive::<Flex>(flex::image(pixels, shape));
         return if device.is_autodiff() {
             Tensor::from_inner(inner)
@@ -70,8 +106,13 @@ pub fn image(pixels: &[u8], shape: [usize; 4], device: &Device) -> Tensor<4> {
             inner
         };
     }
-    let values: Vec<f32> = pixels.iter().map(|&p| f32::from(p) / 255.0).collect();
-    Tensor::from_data(TensorData::new(values, shape), (device, DType::F32))
+    let values: Vec<f32> = if same {
+        pixels.iter().map(|&p| f32::from(p) / 255.0).collect()
+    } else {
+        cpu::resize::bilinear(pixels, shape, to)
+    };
+    let data = TensorData::new(values, [shape[0], to[0], to[1], shape[3]]);
+    Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
 }
 
 /// `[1]` zero whose backward pass gives `x` the gradient `gradient`, computed outside the graph. It must be the end of

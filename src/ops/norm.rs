@@ -4,7 +4,7 @@ use super::cpu::lanes::Lanes;
 use super::extension::{
     ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, Summed, available,
 };
-use super::ranks::{Param, Synced};
+use super::ranks::{Param, Running, Synced};
 use super::{Activation, conv};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, TensorData, activation};
@@ -46,25 +46,24 @@ pub struct ConvNorm {
     pub stride: usize,
     pub groups: usize,
     pub norm: Norm,
+    /// Where the running statistics lie on a device: the pass moves them there, or, where they normalise
+    /// ([`Norm::Fixed`]), takes them from there.
+    pub running: Option<Running>,
     pub act: Activation,
     pub lanes: Lanes,
 }
 
 /// Convolution without bias, padding `k/2`, batch norm, activation.
 ///
-/// `x` `[n, h, w, ci]` -> `[n, ceil(h/stride), ceil(w/stride), co]`, and the batch's statistics where they were used.
+/// `x` `[n, h, w, ci]` -> `[n, ceil(h/stride), ceil(w/stride), co]`, and the batch's statistics where they were used (not
+/// those of kernels for GPUs, which stay on the device).
 pub fn conv_norm_act(x: Tensor<4>, p: ConvNorm) -> (Tensor<4>, Option<BatchStats>) {
-    if let (Norm::Fixed(s), true, false) = (&p.norm, available(&x), p.weight.tensor.is_autodiff()) {
+    let folds = available(&x) && !super::on_gpu(&x) && !p.weight.tensor.is_autodiff();
+    if let (Norm::Fixed(s), true) = (&p.norm, folds) {
         return (folded(x, &p, s), None);
     }
-    norm_act(
-        conv(x, p.weight, p.stride, p.groups, &p.lanes),
-        p.gamma,
-        p.beta,
-        p.norm,
-        p.act,
-        &p.lanes,
-    )
+    let y = conv(x, p.weight, p.stride, p.groups, &p.lanes);
+    norm_act_moving(y, p.gamma, p.beta, p.norm, p.running, p.act, &p.lanes)
 }
 
 /// Inference: the norm is a factor and a summand of the convolution's output.
@@ -107,9 +106,20 @@ pub fn norm_act(
     act: Activation,
     lanes: &Lanes,
 ) -> (Tensor<4>, Option<BatchStats>) {
+    norm_act_moving(x, gamma.into(), beta.into(), norm, None, act, lanes)
+}
+
+fn norm_act_moving(
+    x: Tensor<4>,
+    gamma: Param<1>,
+    beta: Param<1>,
+    norm: Norm,
+    running: Option<Running>,
+    act: Activation,
+    lanes: &Lanes,
+) -> (Tensor<4>, Option<BatchStats>) {
     let [n, h, w, c] = x.dims();
     let rows = n * h * w;
-    let (gamma, beta) = (gamma.into(), beta.into());
     if available(&x) {
         let statistics = match norm {
             Norm::Batch => Statistics::Batch,
@@ -122,6 +132,7 @@ pub fn norm_act(
             act,
             lanes: lanes.clone(),
             record: record.clone(),
+            running,
             gamma: gamma.slot,
             beta: beta.slot,
         };

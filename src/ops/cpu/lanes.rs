@@ -49,6 +49,11 @@ impl Lanes {
         self.own.clone()
     }
 
+    /// Images of the whole micro-batch; `images` is how many this process holds.
+    pub fn all(&self, images: usize) -> usize {
+        self.images.unwrap_or(images)
+    }
+
     /// Images of this process before its first one, in the whole micro-batch.
     fn first(&self, images: usize) -> usize {
         self.own.start * images / self.total
@@ -65,7 +70,7 @@ impl Lanes {
     /// # Panics
     /// If these are not as many as its lanes have.
     pub fn cut(&self, images: usize) -> Vec<Range<usize>> {
-        let all = self.images.unwrap_or(images);
+        let all = self.all(images);
         let first = self.first(all);
         let lanes: Vec<_> = self
             .own

@@ -10,6 +10,7 @@ pub mod matrix;
 pub mod norm;
 pub mod peak;
 pub mod pool;
+pub mod resize;
 pub mod shape;
 pub mod simd;
 #[cfg(test)]

@@ -1,5 +1,72 @@
-//! Operations on GPUs as CubeCL kernels.
+//! The detector's operations on GPUs: CubeCL kernels for CUDA and for WebGPU.
+//!
+//! `kernels.rs` implements the operations; the files beside it hold their kernels. Sums are float32 and in an order
+//! that shapes give; activations may be float16 or bfloat16.
+
+// kernels know no variable without a value
+#![allow(unused_assignments)]
 
 pub(crate) mod arrays;
+mod attention;
+mod conv;
+#[cfg(feature = "cuda")]
+pub mod cudnn;
+mod depthwise;
+pub mod flat;
+mod gemm;
+mod image;
+mod kernels;
+pub mod lanes;
+mod launch;
 pub mod loss;
+#[cfg(feature = "cuda")]
+mod library;
+mod norm;
 pub mod optim;
+mod pool;
+pub mod precision;
+mod shape;
+mod sums;
+
+pub(crate) use kernels::gather_through_host;
+
+use burn::backend::DispatchDevice;
+use burn::tensor::{DType, Device, Tensor};
+use burn_cubecl::Cube;
+
+/// Pixels `[n, h, w, c]` of 0..=255 as an activation of 0..1 and of size `to` on a GPU.
+pub(super) fn image(
+    pixels: &[u8],
+    shape: [usize; 4],
+    to: [usize; 2],
+    device: &Device,
+    dtype: DType,
+) -> Tensor<4> {
+    let inner = device.clone().inner();
+    let DispatchDevice::Cube(cube) = inner.as_dispatch() else {
+        unreachable!("the caller asked for the device's kind")
+    };
+    let t = match to == [shape[1], shape[2]] {
+        true => image::image(pixels, shape, cube, dtype),
+        false => image::resized(pixels, shape, to, cube, dtype),
+    };
+    let t = Tensor::from_primitive::<Cube>(t);
+    if device.is_autodiff() {
+        Tensor::from_inner(t)
+    } else {
+        t
+    }
+}
+
+/// Whether a device is one of these.
+pub fn is_gpu(device: &Device) -> bool {
+    matches!(
+        device.clone().inner().as_dispatch(),
+        DispatchDevice::Cube(_)
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

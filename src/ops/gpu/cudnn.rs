@@ -1,0 +1,633 @@
+//! Convolutions through cuDNN, NHWC, as far as it takes them; what it refuses, the kernels beside it compute.
+//!
+//! **How a call reaches the GPU.** Every runtime of CubeCL lives on a thread of its own, which alone talks to the driver.
+//! `Client::get_resource` would give a raw pointer, but waits for that thread, once for each tensor. Here one closure is
+//! handed over instead (`DeviceHandle::submit`), which runs on that thread in its turn among the launches, resolves all
+//! buffers and calls cuDNN: one hand-over, no wait. Only the first call of a shape waits, for the choice of an algorithm.
+//!
+//! **On which stream.** CubeCL's `CUstream` is private, and a stream of our own would have to be ordered against it by
+//! events of the whole context, which also wait for NCCL's stream: reductions would no longer overlap with the backward
+//! pass. `CudaServer` prints its streams with `{:?}`, though: where it has exactly one that is not known yet, that is the
+//! current one (CubeCL's version is pinned; with `streaming.max_streams = 1` there is no other). Otherwise
+//! [`Side`] orders a stream of our own by events. Memory is reused in the order of the stream, so a buffer may be dropped
+//! as soon as the call is enqueued.
+
+use super::conv::Sizes;
+use super::launch::{T, empty};
+use super::precision;
+use burn::tensor::DType;
+use burn_cubecl::CubeDevice;
+use burn_std::stream::StreamId;
+use cubecl::cuda::CudaRuntime;
+use cubecl::device_handle::DeviceHandle;
+use cubecl::server::{BufferBinding, ServerStorage};
+use cudarc::cudnn::{result as cudnn, sys};
+use cudarc::driver::sys as driver;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+type Server = <CudaRuntime as cubecl::__private::Runtime>::Server;
+
+/// The most bytes of scratch memory that an algorithm may ask for.
+const WORKSPACE: usize = 256 << 20;
+
+/// Which of a convolution's three products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Op {
+    Forward,
+    Data,
+    Weight,
+}
+
+/// What an algorithm is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    op: Op,
+    sizes: Sizes,
+    dtype: DType,
+    tf32: bool,
+    deterministic: bool,
+    device: usize,
+}
+
+/// A chosen algorithm, by its number in cuDNN's enumeration of the operation's algorithms.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    algorithm: u32,
+    workspace: usize,
+    math: sys::cudnnMathType_t,
+}
+
+/// What was chosen; `None`: cuDNN refuses it.
+fn plans() -> std::sync::MutexGuard<'static, HashMap<Key, Option<Plan>>> {
+    static PLANS: OnceLock<Mutex<HashMap<Key, Option<Plan>>>> = OnceLock::new();
+    let plans = PLANS.get_or_init(Mutex::default);
+    plans.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the library is on this machine: cudarc panics where one that is missing is called.
+pub fn is_present() -> bool {
+    static PRESENT: OnceLock<bool> = OnceLock::new();
+    // SAFETY: it opens a library by name and closes it again.
+    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
+}
+
+fn cuda_index(t: &T) -> Option<usize> {
+    match &t.device {
+        CubeDevice::Cuda(d) => Some(d.index),
+        _ => None,
+    }
+}
+
+/// Whether cuDNN may compute on such a tensor.
+pub(super) fn applies(x: &T) -> bool {
+    let types = [DType::F32, DType::F16, DType::BF16];
+    cuda_index(x).is_some() && types.contains(&x.dtype) && precision::cudnn() && is_present()
+}
+
+/// Runs an operation on contiguous `x` `[n, h, w, ci]`, `w` `[co, k, k, ci/groups]`, `y` `[n, h, w, co]`, of which the
+/// operation's result is overwritten. `false`: cuDNN is absent or refuses, nothing was done.
+pub(super) fn run(op: Op, x: &T, w: &T, y: &T, sizes: &Sizes) -> bool {
+    let Some(device) = cuda_index(x).filter(|_| sizes.n > 0 && applies(x)) else {
+        return false;
+    };
+    let key = Key {
+        op,
+        sizes: *sizes,
+        dtype: x.dtype,
+        tf32: precision::tf32(),
+        deterministic: precision::deterministic(),
+        device,
+    };
+    let handle = DeviceHandle::<Server>::new(x.device.to_id());
+    let buffers = || [x, w, y].map(|t| t.handle.clone().binding());
+    let known = plans().get(&key).copied();
+    let plan = known.unwrap_or_else(|| {
+        let (buffers, scratch) = (buffers(), empty(x, [WORKSPACE], DType::U8));
+        let scratch = scratch.handle.binding();
+        let found = handle.submit_blocking(move |server: &mut Server| {
+            guarded(|| Job { key, buffers }.search(server, scratch))
+        });
+        let plan = found.ok().flatten();
+        plans().insert(key, plan);
+        plan
+    });
+    let Some(plan) = plan else { return false };
+    let buffers = buffers();
+    let scratch =
+        (plan.workspace > 0).then(|| empty(x, [plan.workspace], DType::U8).handle.binding());
+    handle.submit(move |server: &mut Server| {
+        let job = Job { key, buffers };
+        // it worked when it was measured; a result that is missing must not pass for one
+        job.enqueue(server, scratch, plan)
+            .unwrap_or_else(|e| panic!("cuDNN: {key:?}: {e}"));
+    });
+    true
+}
+
+/// `None` also where a function is missing in an older or newer library, for which cudarc panics.
+fn guarded<R>(f: impl FnOnce() -> Option<R>) -> Option<R> {
+    catch_unwind(AssertUnwindSafe(f)).ok().flatten()
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("{0:?}")]
+    Cudnn(#[from] cudnn::CudnnError),
+    #[error("{0:?}")]
+    Driver(#[from] cudarc::driver::DriverError),
+    #[error("a buffer has no memory: {0}")]
+    Memory(String),
+}
+
+/// What lies on the runtime's thread.
+struct Lib {
+    handle: sys::cudnnHandle_t,
+    side: Option<Side>,
+    /// CubeCL's streams, by the number of the stream that asked.
+    streams: HashMap<StreamId, Option<driver::CUstream>>,
+    descriptors: HashMap<Key, Descriptors>,
+}
+
+thread_local! {
+    // runtimes of several devices have threads of their own
+    static LIB: RefCell<Option<Lib>> = const { RefCell::new(None) };
+}
+
+impl Lib {
+    fn new() -> Result<Self, Refused> {
+        Ok(Self {
+            handle: cudnn::create_handle()?,
+            side: None,
+            streams: HashMap::new(),
+            descriptors: HashMap::new(),
+        })
+    }
+
+    /// The current stream of the runtime, where it can be told.
+    fn stream(&mut self, server: &Server) -> Option<driver::CUstream> {
+        let id = StreamId::current();
+        if let Some(known) = self.streams.get(&id) {
+            return *known;
+        }
+        let mut new = streams(server);
+        new.retain(|s| !self.streams.values().any(|k| *k == Some(*s)));
+        let stream = match new[..] {
+            [one] => Some(one),
+            _ => None,
+        };
+        self.streams.insert(id, stream);
+        stream
+    }
+
+    /// Calls `f` with cuDNN on a stream that is in order with the runtime's.
+    fn ordered(
+        &mut self,
+        server: &Server,
+        f: impl FnOnce(&mut Self) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        if let Some(stream) = self.stream(server) {
+            // SAFETY: a live stream of the current context.
+            unsafe { cudnn::set_stream(self.handle, stream.cast())? };
+            return f(self);
+        }
+        let side = match self.side.take() {
+            Some(side) => side,
+            None => Side::new()?,
+        };
+        // SAFETY: as above.
+        unsafe { cudnn::set_stream(self.handle, side.stream.cast())? };
+        let result = side.before().and_then(|()| {
+            f(self)?;
+            side.after()
+        });
+        self.side = Some(side);
+        result
+    }
+}
+
+/// The streams that a server's `Debug` output shows.
+fn streams(server: &Server) -> Vec<driver::CUstream> {
+    let text = format!("{server:?}");
+    let mut found: Vec<driver::CUstream> = vec![];
+    for part in text.split("Stream { sys: 0x").skip(1) {
+        let digits: String = part.chars().take_while(char::is_ascii_hexdigit).collect();
+        if let Ok(address) = usize::from_str_radix(&digits, 16) {
+            found.push(address as driver::CUstream);
+        }
+    }
+    found
+}
+
+/// A stream of our own, ordered against all streams of the context by events (CUDA 12.5).
+struct Side {
+    context: driver::CUcontext,
+    stream: driver::CUstream,
+    before: driver::CUevent,
+    after: driver::CUevent,
+}
+
+impl Side {
+    fn new() -> Result<Self, Refused> {
+        use cudarc::driver::result::{event, stream};
+        let mut context = null_mut();
+        // SAFETY: the runtime has made its context the thread's current one.
+        unsafe { driver::cuCtxGetCurrent(&mut context).result()? };
+        let flags = driver::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        Ok(Self {
+            context,
+            stream: stream::create(stream::StreamKind::NonBlocking)?,
+            before: event::create(flags)?,
+            after: event::create(flags)?,
+        })
+    }
+    /// What was submitted to the context so far comes first.
+    fn before(&self) -> Result<(), Refused> {
+        // SAFETY: context, stream and event are alive.
+        unsafe {
+            driver::cuCtxRecordEvent(self.context, self.before).result()?;
+            driver::cuStreamWaitEvent(self.stream, self.before, 0).result()?;
+        }
+        Ok(())
+    }
+    /// What is submitted from now on comes after what is on the stream.
+    fn after(&self) -> Result<(), Refused> {
+        // SAFETY: as above.
+        unsafe {
+            driver::cuEventRecord(self.after, self.stream).result()?;
+            driver::cuCtxWaitEvent(self.context, self.after).result()?;
+        }
+        Ok(())
+    }
+}
+
+/// What cuDNN is told of a convolution. They live as long as the thread.
+#[derive(Clone, Copy)]
+struct Descriptors {
+    x: sys::cudnnTensorDescriptor_t,
+    w: sys::cudnnFilterDescriptor_t,
+    y: sys::cudnnTensorDescriptor_t,
+    conv: sys::cudnnConvolutionDescriptor_t,
+}
+
+impl Descriptors {
+    fn new(key: &Key) -> Result<Self, Refused> {
+        let s = key.sizes;
+        let ty = match key.dtype {
+            DType::F16 => sys::cudnnDataType_t::CUDNN_DATA_HALF,
+            DType::BF16 => sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16,
+            _ => sys::cudnnDataType_t::CUDNN_DATA_FLOAT,
+        };
+        let nhwc = sys::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC;
+        let i = |v: usize| v as i32;
+        let d = Self {
+            x: cudnn::create_tensor_descriptor()?,
+            w: cudnn::create_filter_descriptor()?,
+            y: cudnn::create_tensor_descriptor()?,
+            conv: cudnn::create_convolution_descriptor()?,
+        };
+        // SAFETY: the descriptors were just created.
+        unsafe {
+            let x = [i(s.n), i(s.ci), i(s.h), i(s.w)];
+            let y = [i(s.n), i(s.co), i(s.out_h()), i(s.out_w())];
+            cudnn::set_tensor4d_descriptor(d.x, nhwc, ty, x)?;
+            cudnn::set_tensor4d_descriptor(d.y, nhwc, ty, y)?;
+            let w = [i(s.co), i(s.ci / s.groups), i(s.k), i(s.k)];
+            cudnn::set_filter4d_descriptor(d.w, ty, nhwc, w)?;
+            cudnn::set_convolution2d_descriptor(
+                d.conv,
+                i(s.pad()),
+                i(s.pad()),
+                i(s.stride),
+                i(s.stride),
+                1,
+                1,
+                sys::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION,
+                sys::cudnnDataType_t::CUDNN_DATA_FLOAT,
+            )?;
+            cudnn::set_convolution_group_count(d.conv, i(s.groups))?;
+            cudnn::set_convolution_math_type(d.conv, key.math())?;
+        }
+        Ok(d)
+    }
+}
+
+impl Key {
+    /// float32 products keep their digits unless TF32 is allowed.
+    fn math(&self) -> sys::cudnnMathType_t {
+        match (self.dtype, self.tf32) {
+            (DType::F32, false) => sys::cudnnMathType_t::CUDNN_FMA_MATH,
+            _ => sys::cudnnMathType_t::CUDNN_TENSOR_OP_MATH,
+        }
+    }
+}
+
+/// An operation on buffers.
+struct Job {
+    key: Key,
+    buffers: [BufferBinding; 3],
+}
+
+const ONE: f32 = 1.0;
+const ZERO: f32 = 0.0;
+
+fn scalar(v: &f32) -> *const c_void {
+    std::ptr::from_ref(v).cast()
+}
+
+/// The quickest deterministic algorithm of those that were measured and fit.
+macro_rules! quickest {
+    ($perf:expr, $count:expr, $key:expr) => {
+        $perf[..$count as usize]
+            .iter()
+            .find(|p| {
+                p.status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS
+                    // the others add with atomics
+                    && p.determinism == sys::cudnnDeterminism_t::CUDNN_DETERMINISTIC
+                    && p.memory <= WORKSPACE
+                    // float32 without TF32 must not come back with tensor operations
+                    && ($key.dtype != DType::F32
+                        || $key.tf32
+                        || p.mathType == sys::cudnnMathType_t::CUDNN_FMA_MATH
+                        || p.mathType == sys::cudnnMathType_t::CUDNN_DEFAULT_MATH)
+            })
+            .map(|p| Plan {
+                algorithm: p.algo as u32,
+                workspace: p.memory,
+                math: if $key.dtype == DType::F32 && !$key.tf32 {
+                    sys::cudnnMathType_t::CUDNN_FMA_MATH
+                } else {
+                    p.mathType
+                },
+            })
+    };
+}
+
+use sys::cudnnConvolutionBwdDataAlgo_t as DataAlgorithm;
+use sys::cudnnConvolutionBwdFilterAlgo_t as WeightAlgorithm;
+use sys::cudnnConvolutionFwdAlgo_t as ForwardAlgorithm;
+
+const FORWARD: [ForwardAlgorithm; 8] = [
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_GEMM,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_GEMM,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_DIRECT,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_FFT,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_FFT_TILING,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD,
+    ForwardAlgorithm::CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED,
+];
+const DATA: [DataAlgorithm; 6] = [
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_0,
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1,
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT,
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_FFT_TILING,
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD,
+    DataAlgorithm::CUDNN_CONVOLUTION_BWD_DATA_ALGO_WINOGRAD_NONFUSED,
+];
+const WEIGHT: [WeightAlgorithm; 7] = [
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_0,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_3,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED,
+    WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING,
+];
+/// Deterministic in each of the three, and implicit products: those of NHWC.
+const FIXED: u32 = 1;
+
+impl Job {
+    fn pointers(&self, server: &mut Server) -> Result<[*mut c_void; 3], Refused> {
+        let mut out = [null_mut(); 3];
+        for (out, buffer) in out.iter_mut().zip(&self.buffers) {
+            *out = pointer(server, buffer.clone())?;
+        }
+        Ok(out)
+    }
+
+    /// Chooses an algorithm: by measurement, or the fixed one where runs have to repeat their bits.
+    fn search(&self, server: &mut Server, scratch: BufferBinding) -> Option<Plan> {
+        let mut plan = None;
+        let result = self.prepared(server, Some(scratch), |lib, d, pointers, scratch| {
+            plan = match self.key.deterministic {
+                true => self.fixed(lib, d)?,
+                false => self.measured(lib, d, pointers, scratch)?,
+            };
+            Ok(())
+        });
+        let plan = result.ok().and(plan)?;
+        (plan.workspace <= WORKSPACE).then_some(plan)
+    }
+
+    fn measured(
+        &self,
+        lib: &Lib,
+        d: Descriptors,
+        [x, w, y]: [*mut c_void; 3],
+        scratch: *mut c_void,
+    ) -> Result<Option<Plan>, Refused> {
+        let (key, mut count) = (&self.key, 0);
+        // SAFETY: buffers are of the sizes that the descriptors tell, and the scratch buffer of `WORKSPACE` bytes; the
+        // results are written before they are read.
+        unsafe {
+            Ok(match key.op {
+                Op::Forward => {
+                    let mut perf: [sys::cudnnConvolutionFwdAlgoPerf_t; 8] = std::mem::zeroed();
+                    sys::cudnnFindConvolutionForwardAlgorithmEx(
+                        lib.handle,
+                        d.x,
+                        x,
+                        d.w,
+                        w,
+                        d.conv,
+                        d.y,
+                        y,
+                        8,
+                        &mut count,
+                        perf.as_mut_ptr(),
+                        scratch,
+                        WORKSPACE,
+                    )
+                    .result()?;
+                    quickest!(perf, count, key)
+                }
+                Op::Data => {
+                    let mut perf: [sys::cudnnConvolutionBwdDataAlgoPerf_t; 6] = std::mem::zeroed();
+                    sys::cudnnFindConvolutionBackwardDataAlgorithmEx(
+                        lib.handle,
+                        d.w,
+                        w,
+                        d.y,
+                        y,
+                        d.conv,
+                        d.x,
+                        x,
+                        6,
+                        &mut count,
+                        perf.as_mut_ptr(),
+                        scratch,
+                        WORKSPACE,
+                    )
+                    .result()?;
+                    quickest!(perf, count, key)
+                }
+                Op::Weight => {
+                    let mut perf: [sys::cudnnConvolutionBwdFilterAlgoPerf_t; 7] =
+                        std::mem::zeroed();
+                    sys::cudnnFindConvolutionBackwardFilterAlgorithmEx(
+                        lib.handle,
+                        d.x,
+                        x,
+                        d.y,
+                        y,
+                        d.conv,
+                        d.w,
+                        w,
+                        7,
+                        &mut count,
+                        perf.as_mut_ptr(),
+                        scratch,
+                        WORKSPACE,
+                    )
+                    .result()?;
+                    quickest!(perf, count, key)
+                }
+            })
+        }
+    }
+
+    fn fixed(&self, lib: &Lib, d: Descriptors) -> Result<Option<Plan>, Refused> {
+        let at = FIXED as usize;
+        // SAFETY: the descriptors are alive.
+        let workspace = unsafe {
+            match self.key.op {
+                Op::Forward => cudnn::get_convolution_forward_workspace_size(
+                    lib.handle,
+                    d.x,
+                    d.w,
+                    d.conv,
+                    d.y,
+                    FORWARD[at],
+                )?,
+                Op::Data => cudnn::get_convolution_backward_data_workspace_size(
+                    lib.handle, d.w, d.y, d.conv, d.x, DATA[at],
+                )?,
+                Op::Weight => cudnn::get_convolution_backward_filter_workspace_size(
+                    lib.handle, d.x, d.y, d.conv, d.w, WEIGHT[at],
+                )?,
+            }
+        };
+        Ok(Some(Plan {
+            algorithm: FIXED,
+            workspace,
+            math: self.key.math(),
+        }))
+    }
+
+    fn enqueue(
+        &self,
+        server: &mut Server,
+        scratch: Option<BufferBinding>,
+        plan: Plan,
+    ) -> Result<(), Refused> {
+        let (one, zero, at) = (scalar(&ONE), scalar(&ZERO), plan.algorithm as usize);
+        self.prepared(server, scratch, |lib, d, [x, w, y], scratch| {
+            // SAFETY: buffers are of the sizes that the descriptors tell, the scratch buffer of those that the algorithm
+            // asked for.
+            unsafe {
+                cudnn::set_convolution_math_type(d.conv, plan.math)?;
+                match self.key.op {
+                    Op::Forward => cudnn::convolution_forward(
+                        lib.handle,
+                        one,
+                        d.x,
+                        x,
+                        d.w,
+                        w,
+                        d.conv,
+                        FORWARD[at],
+                        scratch,
+                        plan.workspace,
+                        zero,
+                        d.y,
+                        y,
+                    )?,
+                    Op::Data => cudnn::convolution_backward_data(
+                        lib.handle,
+                        one,
+                        d.w,
+                        w,
+                        d.y,
+                        y,
+                        d.conv,
+                        DATA[at],
+                        scratch,
+                        plan.workspace,
+                        zero,
+                        d.x,
+                        x,
+                    )?,
+                    Op::Weight => cudnn::convolution_backward_filter(
+                        lib.handle,
+                        one,
+                        d.x,
+                        x,
+                        d.y,
+                        y,
+                        d.conv,
+                        WEIGHT[at],
+                        scratch,
+                        plan.workspace,
+                        zero,
+                        d.w,
+                        w,
+                    )?,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `f` with everything resolved, on a stream in order with the runtime's.
+    fn prepared(
+        &self,
+        server: &mut Server,
+        scratch: Option<BufferBinding>,
+        f: impl FnOnce(&Lib, Descriptors, [*mut c_void; 3], *mut c_void) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        let pointers = self.pointers(server)?;
+        let scratch = match scratch {
+            Some(b) => pointer(server, b)?,
+            None => null_mut(),
+        };
+        LIB.with(|lib| {
+            let mut lib = lib.borrow_mut();
+            if lib.is_none() {
+                *lib = Some(Lib::new()?);
+            }
+            let lib = lib.as_mut().expect("it was just made");
+            let d = match lib.descriptors.get(&self.key) {
+                Some(d) => *d,
+                None => {
+                    let d = Descriptors::new(&self.key)?;
+                    lib.descriptors.insert(self.key, d);
+                    d
+                }
+            };
+            lib.ordered(server, |lib| f(lib, d, pointers, scratch))
+        })
+    }
+}
+
+/// Where a buffer lies on the GPU. Its memory stays as long as the job holds it.
+fn pointer(server: &mut Server, buffer: BufferBinding) -> Result<*mut c_void, Refused> {
+    let resource = server
+        .get_resource(buffer, StreamId::current())
+        .map_err(|e| Refused::Memory(e.to_string()))?;
+    Ok(resource.resource().ptr as *mut c_void)
+}
