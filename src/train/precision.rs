@@ -25,11 +25,17 @@ impl Precision {
         }
     }
 
-    /// As `--amp` and `--tf32` say, for `device`; with a line for people.
+    /// As `--amp` and `--tf32` say, for `device`; with a line for people. From then on operations on GPUs do as `--tf32` and
+    /// `--deterministic` say.
     ///
     /// # Errors
     /// [`TrainError::Precision`]: the device does not have these numbers.
     pub fn of(s: &Settings, device: &Device) -> Result<(Self, String), TrainError> {
+        #[cfg(feature = "gpu")]
+        {
+            crate::ops::gpu::precision::set_tf32(s.tf32);
+            crate::ops::gpu::precision::set_deterministic(s.deterministic);
+        }
         let gpu = *device != Device::flex();
         let has = |p: Self| gpu && device.supports_dtype(p.dtype());
         let wanted = match s.amp {

@@ -88,22 +88,8 @@ pub(crate) fn vector_size(client: &Client, size: usize, len: usize) -> VectorSiz
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use cubecl::device::WgpuDeviceKind;
 
-    /// The Vulkan device of this machine; without one tests are skipped, or fail where `YOLO_TRAIN_REQUIRE_WGPU` is 1.
-    /// `YOLO_TRAIN_TEST_DEVICE=cuda` runs them on the first CUDA device.
-    pub(crate) fn device() -> Option<CubeDevice> {
-        if std::env::var("YOLO_TRAIN_TEST_DEVICE").is_ok_and(|v| v == "cuda") {
-            return Some(CubeDevice::cuda(0).expect("a CUDA device"));
-        }
-        let found = CubeDevice::wgpu(WgpuDeviceKind::default());
-        if let Err(e) = &found {
-            let required = std::env::var("YOLO_TRAIN_REQUIRE_WGPU").is_ok_and(|v| v == "1");
-            assert!(!required, "no Vulkan adapter: {e}");
-            eprintln!("skipped: no Vulkan adapter");
-        }
-        found.ok()
-    }
+    pub(crate) use super::super::testing::cube_device as device;
 
     /// `values` as `dtype`, of this shape.
     pub(crate) fn tensor(

@@ -95,13 +95,12 @@ pub fn tree_sum_of(rows: &CubeTensor, which: Range<usize>, elements: Range<usize
 mod tests {
     use super::*;
     use crate::ops::cpu::lanes::tree_sum as on_host;
-    use crate::ops::gpu::testing::device;
+    use crate::ops::gpu::testing::cube_device;
     use burn::tensor::DType;
 
     #[test]
     fn the_tree_is_that_of_the_host() {
-        let Some(device) = device() else { return };
-        let device = flat::cube_device(&device).unwrap();
+        let Some(device) = cube_device() else { return };
         for lanes in 1..8 {
             let len = 300;
             let values: Vec<f32> = (0..lanes * len)

@@ -1,17 +1,21 @@
 //! The device that tests run on.
 
-use burn::tensor::{Device, DeviceType};
+use burn::tensor::Device;
+use burn_cubecl::CubeDevice;
 
-/// A device of Vulkan's; `None`, and a line that says so, where there is no adapter.
+/// The GPU that `YOLO_TRAIN_TEST_DEVICE` names (`cuda:0`), otherwise the first adapter of Vulkan's; `None`, and a line that says so, where
+/// there is none.
 ///
 /// # Panics
-/// If there is none and `YOLO_TRAIN_REQUIRE_WGPU=1` is set, as in CI.
+/// If there is none and `YOLO_TRAIN_REQUIRE_WGPU=1` is set, as in CI, or the variable names one that cannot be used.
 pub(crate) fn device() -> Option<Device> {
+    if let Ok(text) = std::env::var("YOLO_TRAIN_TEST_DEVICE") {
+        let request = crate::config::DeviceRequest::parse(&text).expect("a device");
+        let found = crate::gpu::resolve(&request, &text).unwrap_or_else(|e| panic!("{e}"));
+        return Some(found.devices[0].burn_device());
+    }
     #[cfg(feature = "wgpu")]
-    let device = Device::enumerate(DeviceType::Wgpu)
-        .into_vec()
-        .into_iter()
-        .next();
+    let device = crate::gpu::wgpu::adapters().into_iter().next();
     #[cfg(not(feature = "wgpu"))]
     let device: Option<Device> = None;
     if device.is_none() {
@@ -22,4 +26,9 @@ pub(crate) fn device() -> Option<Device> {
         eprintln!("skipped: no Vulkan adapter");
     }
     device
+}
+
+/// As [`device`], as kernels know it.
+pub(crate) fn cube_device() -> Option<CubeDevice> {
+    super::flat::cube_device(&device()?)
 }
