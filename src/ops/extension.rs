@@ -19,51 +19,52 @@ use std::sync::{Arc, OnceLock};
 ///
 /// Kernels of the CPU leave a `T`, those of GPUs tensors.
 #[derive(Debug)]
-pub struct Record<T>(
-    Arc<OnceLock<T>>,
-    #[cfg(feature = "gpu")] Arc<OnceLock<Vec<CubeTensor>>>,
-);
+pub struct Record<T> {
+    host: Arc<OnceLock<T>>,
+    #[cfg(feature = "gpu")]
+    device: Arc<OnceLock<Vec<CubeTensor>>>,
+}
 
 impl<T> Clone for Record<T> {
     fn clone(&self) -> Self {
-        Self(
-            self.0.clone(),
+        Self {
+            host: self.host.clone(),
             #[cfg(feature = "gpu")]
-            self.1.clone(),
-        )
+            device: self.device.clone(),
+        }
     }
 }
 
 #[cfg(feature = "gpu")]
 impl<T> Record<T> {
     pub(super) fn keep(&self, tensors: Vec<CubeTensor>) {
-        let _ = self.1.set(tensors);
+        let _ = self.device.set(tensors);
     }
     /// The tensors that were left.
     pub(super) fn kept(&self) -> &[CubeTensor] {
-        self.1.get().expect("the forward pass ran before")
+        self.device.get().expect("the forward pass ran before")
     }
 }
 
 impl<T> Record<T> {
     /// An empty record.
     pub fn new() -> Self {
-        Self(
-            Arc::default(),
+        Self {
+            host: Arc::default(),
             #[cfg(feature = "gpu")]
-            Arc::default(),
-        )
+            device: Arc::default(),
+        }
     }
     pub(super) fn set(&self, value: T) {
         // a second forward pass with the same record would be a mistake of the caller; the first one counts
-        let _ = self.0.set(value);
+        let _ = self.host.set(value);
     }
     /// What was left.
     pub fn get(&self) -> Option<&T> {
-        self.0.get()
+        self.host.get()
     }
     pub(super) fn left(&self) -> &T {
-        self.0.get().expect("the forward pass ran before")
+        self.host.get().expect("the forward pass ran before")
     }
 }
 

@@ -145,7 +145,7 @@ fn softmax_kernel(x: &mut [f32], rows: usize, width: usize, #[comptime] units: u
         if unit < half {
             shared[unit] = max(shared[unit], shared[unit + half]);
         }
-        half = half / 2;
+        half /= 2;
     }
     sync_cube();
     let top = shared[0];
@@ -160,7 +160,7 @@ fn softmax_kernel(x: &mut [f32], rows: usize, width: usize, #[comptime] units: u
     fold(&mut shared, unit, 1usize, units.runtime());
     let inverse = f32::new(1.0f32) / shared[0];
     for i in range_stepped(unit, width, units) {
-        x[start + i] = x[start + i] * inverse;
+        x[start + i] *= inverse;
     }
 }
 

@@ -196,7 +196,6 @@ fn gather(a: &T, w: &T, out: &T, s: &Sizes, turned: bool) {
 }
 
 /// The gradient with respect to the weights, by lanes, into the target or as a tensor of type `dtype`.
-#[allow(clippy::too_many_arguments)]
 pub(super) fn backward_weight(
     dy: &T,
     x: &T,
@@ -269,7 +268,6 @@ pub(super) fn backward_weight(
     lane_sums(&parts, per_image, s.weights(), cut, target, shape, dtype)
 }
 
-#[allow(clippy::too_many_arguments)]
 fn weights(
     dy: &T,
     x: &T,

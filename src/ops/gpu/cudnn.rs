@@ -7,12 +7,12 @@
 //!
 //! **On which stream.** CubeCL's `CUstream` is private, and a stream of our own would have to be ordered against it by
 //! events of the whole context, which also wait for NCCL's stream: reductions would no longer overlap with the backward
-//! pass. `CudaServer` prints its streams with `{:?}`, though: where it has exactly one that is not known yet, that is the
-//! current one (CubeCL's version is pinned; with `streaming.max_streams = 1` there is no other). Otherwise
-//! [`Side`] orders a stream of our own by events. Memory is reused in the order of the stream, so a buffer may be dropped
-//! as soon as the call is enqueued.
+//! pass. `CudaServer` tells which places of its pool have streams, though, and prints these, in the same order, with
+//! `{:?}` (CubeCL's version is pinned). Should that fail, `Side` in `cudnn_stream.rs` orders a stream of our own by events. Memory is reused
+//! in the order of the stream, so a buffer may be dropped as soon as the call is enqueued.
 
 use super::conv::Sizes;
+use super::cudnn_stream::{Lib, Refused, with_lib};
 use super::launch::{T, empty};
 use super::precision;
 use burn::tensor::DType;
@@ -22,15 +22,13 @@ use cubecl::cuda::CudaRuntime;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::{BufferBinding, ServerStorage};
 use cudarc::cudnn::{result as cudnn, sys};
-use cudarc::driver::sys as driver;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-type Server = <CudaRuntime as cubecl::__private::Runtime>::Server;
+pub(super) type Server = <CudaRuntime as cubecl::__private::Runtime>::Server;
 
 /// The most bytes of scratch memory that an algorithm may ask for.
 const WORKSPACE: usize = 256 << 20;
@@ -45,7 +43,7 @@ pub(super) enum Op {
 
 /// What an algorithm is chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
+pub(super) struct Key {
     op: Op,
     sizes: Sizes,
     dtype: DType,
@@ -134,140 +132,9 @@ fn guarded<R>(f: impl FnOnce() -> Option<R>) -> Option<R> {
     catch_unwind(AssertUnwindSafe(f)).ok().flatten()
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Refused {
-    #[error("{0:?}")]
-    Cudnn(#[from] cudnn::CudnnError),
-    #[error("{0:?}")]
-    Driver(#[from] cudarc::driver::DriverError),
-    #[error("a buffer has no memory: {0}")]
-    Memory(String),
-}
-
-/// What lies on the runtime's thread.
-struct Lib {
-    handle: sys::cudnnHandle_t,
-    side: Option<Side>,
-    /// CubeCL's streams, by the number of the stream that asked.
-    streams: HashMap<StreamId, Option<driver::CUstream>>,
-    descriptors: HashMap<Key, Descriptors>,
-}
-
-thread_local! {
-    // runtimes of several devices have threads of their own
-    static LIB: RefCell<Option<Lib>> = const { RefCell::new(None) };
-}
-
-impl Lib {
-    fn new() -> Result<Self, Refused> {
-        Ok(Self {
-            handle: cudnn::create_handle()?,
-            side: None,
-            streams: HashMap::new(),
-            descriptors: HashMap::new(),
-        })
-    }
-
-    /// The current stream of the runtime, where it can be told.
-    fn stream(&mut self, server: &Server) -> Option<driver::CUstream> {
-        let id = StreamId::current();
-        if let Some(known) = self.streams.get(&id) {
-            return *known;
-        }
-        let mut new = streams(server);
-        new.retain(|s| !self.streams.values().any(|k| *k == Some(*s)));
-        let stream = match new[..] {
-            [one] => Some(one),
-            _ => None,
-        };
-        self.streams.insert(id, stream);
-        stream
-    }
-
-    /// Calls `f` with cuDNN on a stream that is in order with the runtime's.
-    fn ordered(
-        &mut self,
-        server: &Server,
-        f: impl FnOnce(&mut Self) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        if let Some(stream) = self.stream(server) {
-            // SAFETY: a live stream of the current context.
-            unsafe { cudnn::set_stream(self.handle, stream.cast())? };
-            return f(self);
-        }
-        let side = match self.side.take() {
-            Some(side) => side,
-            None => Side::new()?,
-        };
-        // SAFETY: as above.
-        unsafe { cudnn::set_stream(self.handle, side.stream.cast())? };
-        let result = side.before().and_then(|()| {
-            f(self)?;
-            side.after()
-        });
-        self.side = Some(side);
-        result
-    }
-}
-
-/// The streams that a server's `Debug` output shows.
-fn streams(server: &Server) -> Vec<driver::CUstream> {
-    let text = format!("{server:?}");
-    let mut found: Vec<driver::CUstream> = vec![];
-    for part in text.split("Stream { sys: 0x").skip(1) {
-        let digits: String = part.chars().take_while(char::is_ascii_hexdigit).collect();
-        if let Ok(address) = usize::from_str_radix(&digits, 16) {
-            found.push(address as driver::CUstream);
-        }
-    }
-    found
-}
-
-/// A stream of our own, ordered against all streams of the context by events (CUDA 12.5).
-struct Side {
-    context: driver::CUcontext,
-    stream: driver::CUstream,
-    before: driver::CUevent,
-    after: driver::CUevent,
-}
-
-impl Side {
-    fn new() -> Result<Self, Refused> {
-        use cudarc::driver::result::{event, stream};
-        let mut context = null_mut();
-        // SAFETY: the runtime has made its context the thread's current one.
-        unsafe { driver::cuCtxGetCurrent(&mut context).result()? };
-        let flags = driver::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        Ok(Self {
-            context,
-            stream: stream::create(stream::StreamKind::NonBlocking)?,
-            before: event::create(flags)?,
-            after: event::create(flags)?,
-        })
-    }
-    /// What was submitted to the context so far comes first.
-    fn before(&self) -> Result<(), Refused> {
-        // SAFETY: context, stream and event are alive.
-        unsafe {
-            driver::cuCtxRecordEvent(self.context, self.before).result()?;
-            driver::cuStreamWaitEvent(self.stream, self.before, 0).result()?;
-        }
-        Ok(())
-    }
-    /// What is submitted from now on comes after what is on the stream.
-    fn after(&self) -> Result<(), Refused> {
-        // SAFETY: as above.
-        unsafe {
-            driver::cuEventRecord(self.after, self.stream).result()?;
-            driver::cuCtxWaitEvent(self.context, self.after).result()?;
-        }
-        Ok(())
-    }
-}
-
 /// What cuDNN is told of a convolution. They live as long as the thread.
 #[derive(Clone, Copy)]
-struct Descriptors {
+pub(super) struct Descriptors {
     x: sys::cudnnTensorDescriptor_t,
     w: sys::cudnnFilterDescriptor_t,
     y: sys::cudnnTensorDescriptor_t,
@@ -605,12 +472,7 @@ impl Job {
             Some(b) => pointer(server, b)?,
             None => null_mut(),
         };
-        LIB.with(|lib| {
-            let mut lib = lib.borrow_mut();
-            if lib.is_none() {
-                *lib = Some(Lib::new()?);
-            }
-            let lib = lib.as_mut().expect("it was just made");
+        with_lib(|lib| {
             let d = match lib.descriptors.get(&self.key) {
                 Some(d) => *d,
                 None => {

@@ -3,7 +3,7 @@
 
 use super::conv::Sizes;
 use super::launch::{Cut, Plan, T, UNITS, arg, cube_dim, cubes, elem, table, units, vector};
-use super::norm::fold_vectors;
+use super::norm_kernels::fold_vectors;
 use super::sums::{Target, lane_sums};
 use burn::tensor::{DType, Shape};
 use cubecl::num_traits::Zero;

@@ -421,7 +421,7 @@ pub(super) fn weight_kernel<F: Float, NA: Size, NB: Size>(
             if r < height && n < g.co {
                 let at = base + (r * g.co + n) as usize;
                 if add {
-                    out[at] = out[at] + acc[i * TN + j];
+                    out[at] += acc[i * TN + j];
                 } else {
                     out[at] = acc[i * TN + j];
                 }

@@ -107,7 +107,7 @@ fn put_filters_kernel<F: Float>(
     }
     let at = lane * stride + offset + i;
     if add {
-        out[at] = out[at] + value;
+        out[at] += value;
     } else {
         out[at] = value;
     }

@@ -3,14 +3,22 @@
 //! `kernels.rs` implements the operations; the files beside it hold their kernels. Sums are float32 and in an order
 //! that shapes give; activations may be float16 or bfloat16.
 
-// kernels know no variable without a value
-#![allow(unused_assignments)]
+// Kernels know no variable without a value, take their sizes one by one, and ask apart what is known when they are
+// built. Tensors are large, and what holds them here is short-lived.
+#![allow(
+    unused_assignments,
+    clippy::too_many_arguments,
+    clippy::collapsible_if,
+    clippy::large_enum_variant
+)]
 
 pub(crate) mod arrays;
 mod attention;
 mod conv;
 #[cfg(feature = "cuda")]
-pub mod cudnn;
+mod cudnn;
+#[cfg(feature = "cuda")]
+mod cudnn_stream;
 mod depthwise;
 pub mod flat;
 mod gemm;
@@ -23,6 +31,7 @@ pub mod loss;
 mod library;
 mod norm;
 pub mod optim;
+mod norm_kernels;
 mod pool;
 pub mod precision;
 mod shape;
@@ -66,6 +75,8 @@ pub fn is_gpu(device: &Device) -> bool {
     )
 }
 
+#[cfg(test)]
+mod lane_tests;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]

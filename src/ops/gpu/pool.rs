@@ -65,7 +65,7 @@ fn pool_kernel<F: Float, N: Size>(
     #[unroll]
     for k in 0..size {
         value.insert(k, best[k]);
-        packed = packed | (codes[k] << comptime!(k as u32 * BITS));
+        packed |= codes[k] << comptime!(k as u32 * BITS);
     }
     out[ABSOLUTE_POS] = Vector::<F, N>::cast_from(value);
     winners[ABSOLUTE_POS] = packed;

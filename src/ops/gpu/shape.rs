@@ -1,7 +1,7 @@
 //! Passes that move values: slices and concatenations of columns, doubling, sums.
 
 use super::launch::{T, arg, dims4, elem, empty, len, units, vector};
-use super::norm::sigmoid;
+use super::norm_kernels::sigmoid;
 use burn::tensor::Shape;
 use cubecl::num_traits::Zero;
 use cubecl::prelude::*;

@@ -4,7 +4,7 @@ use super::launch::{
     Cut, Plan, T, UNITS, arg, cube_dim, cubes, dims4, elem, empty, lane_start, len, table, units,
     vector,
 };
-use super::norm::fold_vectors;
+use super::norm_kernels::fold_vectors;
 use crate::ops::ranks::{DeviceSlot, Slot};
 use burn::tensor::{DType, Shape};
 use cubecl::num_traits::Zero;
@@ -29,7 +29,7 @@ pub(super) fn fold(
         let next = half.div_ceil(2);
         sync_cube();
         if slot < half - next {
-            shared[at] = shared[at] + shared[at + next * columns];
+            shared[at] += shared[at + next * columns];
         }
         half = next;
     }
@@ -100,7 +100,7 @@ fn lane_sums_kernel(
     if slot == 0 && inside {
         let at = lane * stride + offset + column;
         if add {
-            out[at] = out[at] + sum;
+            out[at] += sum;
         } else {
             out[at] = sum;
         }
@@ -127,7 +127,7 @@ fn put_kernel(
     let value = parts[lane * from_stride + from + i];
     let at = lane * stride + offset + i;
     if add {
-        out[at] = out[at] + value;
+        out[at] += value;
     } else {
         out[at] = value;
     }
@@ -166,9 +166,9 @@ pub(super) fn tree_of_lanes(
     for level in 0..comptime!(levels(lanes)) {
         #[unroll]
         for pair in 0..comptime!(pairs(lanes, level)) {
-            let a = comptime!(pair * 2 << level);
+            let a = comptime!((pair * 2) << level);
             let b = comptime!(a + (1 << level));
-            sums[a] = sums[a] + sums[b];
+            sums[a] += sums[b];
         }
     }
     sums[0]

@@ -2,25 +2,22 @@
 
 use super::testing::device;
 use crate::model::init::{hash_name, uniform};
-use crate::ops::cpu::lanes::{LaneSums, Lanes};
-use crate::ops::ranks::{DeviceSlot, GradientSink, Param, Ranks, Running, Slot, Synced};
+use crate::ops::cpu::lanes::Lanes;
+use crate::ops::ranks::Running;
 use crate::ops::{self, Activation, ConvNorm, Norm};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_cubecl::Cube;
-use burn_cubecl::tensor::CubeTensor;
-use std::sync::{Arc, Mutex};
 
-fn drawn(name: &str, n: usize) -> Vec<f32> {
+pub(super) fn drawn(name: &str, n: usize) -> Vec<f32> {
     let v = |i| 2.0 * uniform(hash_name(name), i as u64) - 1.0;
     (0..n).map(|i| v(i) as f32).collect()
 }
 
-fn leaf(name: &str, dims: [usize; 4], device: &Device) -> Tensor<4> {
+pub(super) fn leaf(name: &str, dims: [usize; 4], device: &Device) -> Tensor<4> {
     let data = TensorData::new(drawn(name, dims.iter().product()), dims);
     Tensor::from_data(data, (&device.clone().autodiff(), DType::F32)).require_grad()
 }
 
-fn host<const D: usize>(t: Tensor<D>) -> Vec<f32> {
+pub(super) fn host<const D: usize>(t: Tensor<D>) -> Vec<f32> {
     t.inner().into_data().convert::<f32>().try_to_vec().unwrap()
 }
 
@@ -73,7 +70,7 @@ fn check_within(device: &Device, name: &str, inputs: &[[usize; 4]], tolerance: f
     }
 }
 
-fn vector(t: &Tensor<4>) -> Tensor<1> {
+pub(super) fn vector(t: &Tensor<4>) -> Tensor<1> {
     let n = t.dims().iter().product::<usize>();
     t.clone().reshape([n])
 }
@@ -342,209 +339,6 @@ fn running_statistics_move_as_the_caller_moves_them_on_the_cpu() {
         "it stays on the device"
     );
     compare("running statistics", &host(flat), &want, 1e-6);
-}
-
-/// Memory of a device for two parameters, gamma of 6 elements from 4 on and weights behind it.
-#[derive(Debug)]
-struct Memory {
-    flat: CubeTensor,
-    add: bool,
-    written: Mutex<Vec<usize>>,
-}
-
-const PLACES: [usize; 3] = [1, 9, 20];
-
-impl GradientSink for Memory {
-    fn write(&self, _: usize, _: &mut dyn FnMut(LaneSums<'_>)) {
-        unreachable!("that is for the CPU")
-    }
-    fn device(&self, id: usize) -> Option<DeviceSlot> {
-        Some(DeviceSlot {
-            flat: self.flat.clone(),
-            offset: PLACES[id],
-            add: self.add,
-        })
-    }
-    fn written(&self, id: usize) {
-        self.written.lock().unwrap().push(id);
-    }
-}
-
-/// Rows of gradients of the lanes of rank `rank` of `size`, which holds its part of `n` images.
-fn lane_gradients(
-    device: &Device,
-    n: usize,
-    rank: usize,
-    size: usize,
-    [k, ci, co]: [usize; 3],
-    groups: usize,
-    add: bool,
-) -> Vec<Vec<f32>> {
-    let lanes = Lanes::of_rank(4, rank, size, n);
-    let images = lanes.images().unwrap();
-    let len = PLACES[2] + k * k * ci / groups * co;
-    let start = vec![0.5f32; lanes.own().len() * len];
-    let own = lanes.own().len();
-    let flat: Tensor<2> =
-        Tensor::<1>::from_data(start.as_slice(), (device, DType::F32)).reshape([own, len]);
-    let memory = Arc::new(Memory {
-        flat: flat.clone().try_into_primitive::<Cube>().unwrap(),
-        add,
-        written: Mutex::default(),
-    });
-    let (h, w) = (9, 8);
-    let all = drawn("pixels", n * h * w * ci);
-    let part = all[images.start * h * w * ci..images.end * h * w * ci].to_vec();
-    let data = TensorData::new(part, [images.len(), h, w, ci]);
-    let autodiff = device.clone().autodiff();
-    let x = Tensor::<4>::from_data(data, (&autodiff, DType::F32)).require_grad();
-    let slot = |id| {
-        let sink: Arc<dyn GradientSink> = memory.clone();
-        Some(Slot { sink, id })
-    };
-    let parameter = |name, id| Param {
-        tensor: Tensor::<1>::from_data(drawn(name, co).as_slice(), (&autodiff, DType::F32))
-            .require_grad(),
-        slot: slot(id),
-    };
-    let p = ConvNorm {
-        weight: Param {
-            tensor: leaf("w", [k, k, ci / groups, co], device),
-            slot: slot(2),
-        },
-        gamma: parameter("gamma", 0),
-        beta: parameter("beta", 1),
-        stride: 1,
-        groups,
-        norm: Norm::Fixed((vec![0.1; co], vec![0.3; co]).into()),
-        running: None,
-        act: Activation::Silu,
-        lanes,
-    };
-    let (y, _) = ops::conv_norm_act(x, p);
-    y.sum().backward();
-    let mut written = memory.written.lock().unwrap().clone();
-    written.sort_unstable();
-    assert_eq!(written, [0, 1, 2], "each parameter once");
-    let values = host(flat);
-    values.chunks_exact(len).map(<[f32]>::to_vec).collect()
-}
-
-#[test]
-fn gradients_of_a_lane_have_the_same_bits_on_any_number_of_ranks() {
-    let Some(device) = device() else { return };
-    for (sizes, groups) in [
-        ([1, 8, 6], 1),
-        ([3, 5, 7], 1),
-        ([3, 8, 8], 8),
-        ([3, 96, 130], 1),
-    ] {
-        for n in [3, 6] {
-            let whole = lane_gradients(&device, n, 0, 1, sizes, groups, true);
-            assert_eq!(whole.len(), 4);
-            for size in [2, 4] {
-                let mut parts = vec![];
-                for rank in 0..size {
-                    parts.extend(lane_gradients(&device, n, rank, size, sizes, groups, true));
-                }
-                let bits = |rows: &[Vec<f32>]| -> Vec<u32> {
-                    rows.concat().into_iter().map(f32::to_bits).collect()
-                };
-                assert!(
-                    bits(&whole) == bits(&parts),
-                    "{sizes:?}, {n} images, {size} ranks"
-                );
-            }
-            // what lies between the parameters is left alone, an empty lane adds nothing
-            assert_eq!(whole[0][0], 0.5);
-            if n == 3 {
-                assert!(whole[0].iter().all(|&v| v == 0.5));
-            }
-            let fresh = lane_gradients(&device, n, 0, 1, sizes, groups, false);
-            for (a, b) in whole.iter().flatten().zip(fresh.iter().flatten()) {
-                assert!((a - b - 0.5).abs() < 1e-3 * b.abs().max(1.0) || a == b);
-            }
-        }
-    }
-}
-
-/// Ranks of one process that bring their values together in turn.
-#[derive(Debug)]
-struct Together {
-    /// The rows of all ranks, where they are known already.
-    known: Option<Vec<Vec<f64>>>,
-    seen: Mutex<Vec<Vec<f64>>>,
-}
-
-impl Ranks for Together {
-    fn size(&self) -> usize {
-        2
-    }
-    fn gather(&self, _: &str, _: &'static str, own: Vec<f64>) -> Option<Vec<Vec<f64>>> {
-        let mut seen = self.seen.lock().unwrap();
-        let call = seen.len();
-        seen.push(own);
-        // forward and backward exchange once each
-        self.known
-            .as_ref()
-            .map(|k| k[2 * call..2 * call + 2].to_vec())
-    }
-}
-
-#[test]
-fn statistics_over_ranks_are_those_of_one_rank_that_holds_all_images() {
-    let Some(device) = device() else { return };
-    let (n, c) = (5, 6);
-    let run = |rank: usize, size: usize, ranks: Option<Arc<Together>>| {
-        let lanes = Lanes::of_rank(4, rank, size, n);
-        let images = lanes.images().unwrap();
-        let each = 7 * 5 * c;
-        let part = |name: &str| {
-            let all = drawn(name, n * each)[images.start * each..images.end * each].to_vec();
-            TensorData::new(all, [images.len(), 7, 5, c])
-        };
-        let on = (&device.clone().autodiff(), DType::F32);
-        let x = Tensor::<4>::from_data(part("x"), on).require_grad();
-        let t = |name| vector(&leaf(name, [1, 1, 1, c], &device));
-        let norm = match ranks {
-            Some(ranks) => Norm::Synced(Synced {
-                ranks,
-                name: "norm".into(),
-            }),
-            None => Norm::Batch,
-        };
-        let act = Activation::Silu;
-        let (y, _) = ops::norm_act(x.clone(), t("gamma"), t("beta"), norm, act, &lanes);
-        let weights = Tensor::<4>::from_data(part("weights"), on);
-        let grads = (y.clone() * weights).sum().backward();
-        (host(y), host(x.grad(&grads).unwrap()))
-    };
-    let together = |known| {
-        Arc::new(Together {
-            known,
-            seen: Mutex::default(),
-        })
-    };
-    let whole = run(0, 1, None);
-    // what each rank gives: its forward pass does not depend on the others', its backward pass on their forward pass
-    let mut known: Vec<Vec<f64>> = vec![vec![]; 4];
-    for call in 0..2 {
-        for rank in 0..2 {
-            let mut filled = known.clone();
-            let unknown = filled.iter_mut().filter(|v| v.is_empty());
-            unknown.for_each(|v| *v = vec![0.0; 4 * c]);
-            let with = together(Some(filled));
-            run(rank, 2, Some(with.clone()));
-            known[2 * call + rank] = with.seen.lock().unwrap()[call].clone();
-        }
-    }
-    let parts = [0, 1].map(|rank| run(rank, 2, Some(together(Some(known.clone())))));
-    let bits = |v: &[f32]| v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    let joined = |f: fn(&(Vec<f32>, Vec<f32>)) -> &Vec<f32>| {
-        [bits(f(&parts[0])), bits(f(&parts[1]))].concat()
-    };
-    assert!(bits(&whole.0) == joined(|p| &p.0), "activations");
-    assert!(bits(&whole.1) == joined(|p| &p.1), "gradients");
 }
 
 #[test]
