@@ -279,7 +279,8 @@ def assign(scores, boxes, xy, truth, cls, valid, first, last):
 
 def head_loss(raw, logits, xy, stride, size, truth, cls, valid, first, last):
     """Gained numerators (box, class, distance) of a head, and the sum of its targets."""
-    raw, logits = raw.float() if raw.dtype != torch.float64 else raw, logits.float() if logits.dtype != torch.float64 else logits
+    if raw.dtype != torch.float64:
+        raw, logits = raw.float(), logits.float()
     boxes = torch.cat([xy / stride - raw[..., :2], xy / stride + raw[..., 2:]], -1)
     owner, weight = assign(logits.detach().sigmoid(), (boxes * stride).detach(), xy, truth, cls, valid, first, last)
     target = torch.zeros_like(logits)
@@ -318,7 +319,8 @@ def optimizer_of(net):
     decayed = [p for p in net.parameters() if p.dim() == 4]
     others = [p for p in net.parameters() if p.dim() < 4]
     groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True)
+    fused = others[0].is_cuda
+    return torch.optim.SGD(groups, lr=0.01, momentum=0.9, nesterov=True, fused=fused or None)
 
 
 def measure(a):

@@ -472,3 +472,58 @@ proptest! {
         case.check(&device);
     }
 }
+
+/// Not a test: `YOLO_TRAIN_TEST_DEVICE=cuda cargo test --release --features cuda --lib loss::device::tests::rate -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn rate() {
+    let Some(device) = device() else { return };
+    for (n, reg_max, count) in [(16, 1, 8), (64, 1, 8), (64, 16, 8), (64, 1, 200)] {
+        let host = Anchors::new(640, 640, &[8, 16, 32]);
+        let a = host.len();
+        let mut numbers = Numbers::new(3);
+        let mut object = |_| {
+            let (x, y) = (numbers.next(0.0, 560.0), numbers.next(0.0, 560.0));
+            let (w, h) = (numbers.next(8.0, 80.0), numbers.next(8.0, 80.0));
+            GroundTruth {
+                class: 3,
+                xyxy: [x, y, x + w, y + h].map(f64::from),
+            }
+        };
+        let list: Vec<Vec<_>> = (0..n)
+            .map(|_| (0..count).map(&mut object).collect())
+            .collect();
+        let dtype = match CubeBackend::supports_dtype(&device, DType::BF16) {
+            true => DType::BF16,
+            false => DType::F32,
+        };
+        let boxes = Numbers::new(1).vec(n * a * 4 * reg_max, 1.0, 6.0);
+        let scores = Numbers::new(2).vec(n * a * 80, -12.0, -4.0);
+        let boxes = tensor(&device, &boxes, &[n, a, 4 * reg_max], dtype);
+        let scores = tensor(&device, &scores, &[n, a, 80], dtype);
+        let (truths, table) = (truths(&list, &device), anchors(&host, &device));
+        for topk in [ONE_TO_MANY, ONE_TO_ONE] {
+            let c = Criterion {
+                reg_max,
+                gains: GAINS,
+                class_weights: None,
+                topk,
+            };
+            let m = measure(&c, None);
+            let lanes = quarters(n);
+            let run = |times: usize| {
+                let start = std::time::Instant::now();
+                let mut last = None;
+                for _ in 0..times {
+                    let (b, s) = (boxes.clone(), scores.clone());
+                    last = Some(head_loss(b, s, &truths, &table, &m, 1.0, 1.0, &lanes));
+                }
+                read(&last.expect("it ran").sums);
+                start.elapsed().as_secs_f64() * 1e3 / times as f64
+            };
+            run(3);
+            let ms = run(20);
+            println!("{n} images, {count} objects, {reg_max} bins, {topk:?}: {ms:.3} ms");
+        }
+    }
+}

@@ -227,7 +227,7 @@ impl DeviceOptimizer {
         status
     }
 
-    /// The average of running statistics follows them, as [`super::ema::blend_statistics`] does it, where the step counted.
+    /// The average of running statistics follows them, as those on the host do, where the step counted.
     ///
     /// # Panics
     /// If something has not the layout's length.

@@ -122,3 +122,29 @@ pub(crate) mod testing {
         bytemuck::pod_collect_to_vec::<u8, u32>(&bytes)[..n].to_vec()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::testing::{device, read_u32};
+    use super::*;
+    use cubecl::prelude::*;
+
+    #[cube(launch)]
+    fn numbers_kernel(out: &mut [u32], n: u32) {
+        if CUBE_POS < n as usize {
+            out[CUBE_POS] = CUBE_POS as u32;
+        }
+    }
+
+    #[test]
+    fn more_cubes_than_a_dimension_takes_are_counted_through() {
+        let Some(device) = device() else { return };
+        let n = MOST_CUBES as usize + 4_466;
+        let out = empty(&device, &[n], DType::U32);
+        let (client, dim) = (device.client(), CubeDim::new_1d(1));
+        let arg = out.clone().into_buffer_arg();
+        numbers_kernel::launch(&client, cubes(n), dim, arg, n as u32);
+        let got = read_u32(&out);
+        assert!(got.iter().enumerate().all(|(i, &v)| i == v as usize));
+    }
+}

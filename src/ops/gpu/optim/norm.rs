@@ -79,7 +79,8 @@ pub struct Status {
 /// head's `factor / max(N, 1)`, N its sum of target scores in `totals`, those of the lanes of all ranks; and what the
 /// step's kernels multiply it by, so that its norm is at most `bound`.
 ///
-/// The gradient stays as it is. A norm or a total that is not finite makes the step do nothing but clear the gradient.
+/// The gradient stays as it is. A norm or a total that is not finite makes the step do nothing but clear the gradient;
+/// squares are float32, so that a norm beyond about 1e19 counts as infinite.
 ///
 /// # Panics
 /// If the gradient or the rules are not those of the groups.
