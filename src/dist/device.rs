@@ -62,12 +62,24 @@ pub enum After {
     Nothing,
 }
 
+/// A point on a stream that has no name here: a word of the GPU's memory gets a value there that it had not before.
+pub struct Mark {
+    pub address: u64,
+    pub value: u64,
+    /// Owns the word.
+    pub keep: Box<dyn Any + Send>,
+}
+
+/// Makes a [`Mark`] after all that its caller's thread has handed to the GPU.
+pub type Marker = Box<dyn FnOnce() -> Result<Mark, DistError> + Send>;
+
 /// Contiguous values in a GPU's memory, which stay there as long as this lives.
 pub struct DeviceBuffer {
     pub(super) address: u64,
     pub(super) elements: usize,
     pub(super) dtype: DeviceType,
     pub(super) after: After,
+    pub(super) marker: Option<Marker>,
     _keep: Box<dyn Any + Send>,
 }
 
@@ -89,8 +101,17 @@ impl DeviceBuffer {
             elements,
             dtype,
             after,
+            marker: None,
             _keep: keep,
         }
+    }
+
+    /// Lets a collective come after one stream alone, where waiting for everything would be too much: `marker` is called on
+    /// the thread that calls the collective, if at all.
+    #[must_use]
+    pub fn with_marker(mut self, marker: Marker) -> Self {
+        self.marker = Some(marker);
+        self
     }
 
     /// Number of elements.

@@ -7,9 +7,11 @@ use super::api::{Api, IN_PROGRESS, device_type, operation};
 use super::engine::{Flight, Task};
 use super::group::NcclGroup;
 use crate::dist::buffer::ReduceOp;
-use crate::dist::device::{After, DeviceBuffer, DeviceGroup, DeviceHandle, DeviceType, DeviceWork};
+use crate::dist::device::{
+    After, DeviceBuffer, DeviceGroup, DeviceHandle, DeviceType, DeviceWork, Mark,
+};
 use crate::dist::error::{Collective, DistError};
-use crate::dist::group::{Call, ProcessGroup};
+use crate::dist::group::{Call, Channel, ProcessGroup};
 use crate::dist::handle::lock;
 
 impl DeviceWork for Flight {
@@ -26,6 +28,9 @@ impl DeviceWork for Flight {
     }
 }
 
+const BULK: usize = Channel::Bulk as usize;
+const LATENCY: usize = Channel::Latency as usize;
+
 type Pointer = *mut std::ffi::c_void;
 
 /// What a collective moves, for people and for the comparison between ranks.
@@ -39,7 +44,7 @@ impl NcclGroup {
         &self,
         call: Call,
         what: String,
-        buffers: Vec<DeviceBuffer>,
+        mut buffers: Vec<DeviceBuffer>,
         enqueue: impl FnOnce(&Api, Pointer, Pointer) -> i32,
     ) -> DeviceHandle {
         let engine = &self.core.engine;
@@ -57,15 +62,40 @@ impl NcclGroup {
             deadline: call.deadline.unwrap_or_else(|| shared.deadline()),
         };
         let go = || -> Result<Arc<dyn DeviceWork>, DistError> {
-            if buffers.iter().any(|b| b.after == After::Everything) {
-                let ordered = engine.streams[channel].after_everything();
-                ordered.map_err(|error| engine.fail(error))?;
-            }
-            let (comm, keep) = (&self.core.comms[channel], Box::new(buffers));
+            let mark = self.order(channel, &mut buffers);
+            let mark = mark.map_err(|error| engine.fail(error))?;
+            let (comm, keep) = (&self.core.comms[channel], Box::new((buffers, mark)));
             let flight = engine.launch(task, comm, channel, keep, enqueue, |_| Ok(()))?;
             Ok(flight)
         };
         DeviceHandle::new(go())
+    }
+
+    /// Orders what comes on the channel's stream after what the buffers have to come after.
+    ///
+    /// That is everything on the GPU, by an event of the whole context: the tensor library's streams are its own secret. But then a
+    /// small collective would wait for gradients that are under way; where there are some, it waits for a mark on the
+    /// one stream that has written its values. So it does, too, for drivers that know no such events.
+    fn order(
+        &self,
+        channel: usize,
+        buffers: &mut [DeviceBuffer],
+    ) -> Result<Option<Mark>, DistError> {
+        if buffers.iter().all(|b| b.after == After::Nothing) {
+            return Ok(None);
+        }
+        let engine = &self.core.engine;
+        let stream = &engine.streams[channel];
+        let too_much = channel == LATENCY && engine.is_busy(BULK) || !engine.gpu.context_events;
+        let marker = buffers.iter_mut().rev().find_map(|b| b.marker.take());
+        match marker.filter(|_| too_much && engine.gpu.value_waits) {
+            Some(marker) => {
+                let mark = marker()?;
+                stream.after_value(mark.address, mark.value)?;
+                Ok(Some(mark))
+            }
+            None => stream.after_everything().map(|()| None),
+        }
     }
 
     /// A call that makes no sense ends the group: the others wait for this rank.

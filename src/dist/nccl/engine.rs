@@ -250,6 +250,11 @@ impl Engine {
         Ok(flight)
     }
 
+    /// Whether something is under way on a stream.
+    pub(super) fn is_busy(&self, stream: usize) -> bool {
+        lock(&self.flights).iter().any(|f| f.stream == stream)
+    }
+
     /// The watching thread.
     pub(super) fn watch(&self) {
         loop {

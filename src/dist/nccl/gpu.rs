@@ -20,7 +20,10 @@ fn failed(what: &str) -> impl Fn(DriverError) -> DistError + '_ {
 pub(super) struct Gpu {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    context_events: bool,
+    /// Whether the driver knows events of a whole context.
+    pub(super) context_events: bool,
+    /// Whether a stream can wait for a value in memory.
+    pub(super) value_waits: bool,
     pub(super) uuid: [u8; 16],
 }
 
@@ -39,6 +42,9 @@ impl Gpu {
         unsafe { sys::cuDriverGetVersion(&raw mut version) }
             .result()
             .map_err(failed("ask for the version"))?;
+        let waits = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+        // SAFETY: `device` is one of the driver's.
+        let waits = unsafe { result::device::get_attribute(device, waits) };
         // SAFETY: `device` is one of the driver's; released when this is dropped.
         let context =
             unsafe { result::primary_ctx::retain(device) }.map_err(failed("open a context"))?;
@@ -46,6 +52,7 @@ impl Gpu {
             device,
             context,
             context_events: version >= CONTEXT_EVENTS,
+            value_waits: waits.is_ok_and(|can| can == 1),
             uuid: uuid.bytes.map(|b| b as u8),
         };
         gpu.enter()?;
@@ -113,6 +120,16 @@ impl Stream {
             )
             .map_err(failed("wait for an event"))
         }
+    }
+
+    /// What comes on this stream from now on waits until the word at `address` has this value.
+    pub(super) fn after_value(&self, address: u64, value: u64) -> Result<(), DistError> {
+        self.gpu.enter()?;
+        let equal = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ as u32;
+        // SAFETY: the address is that of a word whose owner is kept until the wait is over.
+        unsafe { sys::cuStreamWaitValue64_v2(self.raw, address, value, equal) }
+            .result()
+            .map_err(failed("wait for a value"))
     }
 
     /// An event after what is on this stream so far.

@@ -1,13 +1,16 @@
 //! From a tensor to the values behind it, in the GPU's memory.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use burn::backend::Cube;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeDevice, kernel::into_contiguous};
+use cubecl::client::Client;
 use cubecl::cuda::CudaRuntime;
 use cubecl_runtime::runtime::Runtime;
 
-use crate::dist::device::{After, DeviceBuffer, DeviceType};
+use crate::dist::device::{After, DeviceBuffer, DeviceType, Mark};
 use crate::dist::error::DistError;
 
 /// The CUDA runtime's type of servers, which has no name that can be written elsewhere.
@@ -53,7 +56,24 @@ pub fn buffer_of(tensor: &CubeTensor) -> Result<DeviceBuffer, DistError> {
     // SAFETY: the runtime says where the tensor's memory is, which is neither freed nor moved while the handle is held.
     // That nobody else uses it is the caller's promise, which the runtime's own order of streams keeps after `join_stream`.
     let keep = Box::new(tensor.handle.clone());
-    Ok(unsafe { DeviceBuffer::new(address, elements, dtype, After::Everything, keep) })
+    let buffer = unsafe { DeviceBuffer::new(address, elements, dtype, After::Everything, keep) };
+    let client = tensor.client.clone();
+    Ok(buffer.with_marker(Box::new(move || mark(&client))))
+}
+
+/// A word that the runtime writes on this thread's stream, after all that this thread has called.
+fn mark(client: &Client) -> Result<Mark, DistError> {
+    // what stands in the word before is no value of this counter that is still to come
+    static NEXT: AtomicU64 = AtomicU64::new(0x9e37_79b9_7f4a_7c15);
+    let value = NEXT.fetch_add(1, Ordering::Relaxed);
+    let word = client.create_from_slice(&value.to_le_bytes());
+    let resource = client.get_resource::<Server>(word.clone());
+    let resource = resource.map_err(|e| DistError::system("mark a place on a stream", e))?;
+    Ok(Mark {
+        address: resource.resource().ptr,
+        value,
+        keep: Box::new(word),
+    })
 }
 
 /// The tensor itself where its values are contiguous, otherwise a copy.

@@ -33,6 +33,11 @@ impl Exchange {
         self.folder.join(format!("rank-{rank}"))
     }
 
+    /// The card of a rank that has closed the communicator.
+    pub fn left(&self, rank: usize) -> PathBuf {
+        self.folder.join(format!("left-{rank}"))
+    }
+
     /// One content for several ranks, under names of their own.
     pub fn send(&self, names: &[String], parts: &[&[u8]]) {
         let own = self

@@ -98,9 +98,6 @@ pub unsafe extern "C" fn ncclGetUniqueId(id: *mut UniqueId) -> c_int {
     let parent = variable("FAKE_NCCL_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = parent.join(format!("fake-nccl-{}-{number}", std::process::id()));
-    if fs::create_dir_all(&folder).is_err() {
-        return SYSTEM;
-    }
     let mut bytes = [0; 128];
     for (to, from) in bytes.iter_mut().zip(folder.as_os_str().as_encoded_bytes()) {
         *to = *from as c_char;
@@ -163,6 +160,9 @@ fn meet(comm: &Comm) -> c_int {
     if fails("init", Some(e.rank), None) {
         return SYSTEM;
     }
+    if fs::create_dir_all(&e.folder).is_err() {
+        return SYSTEM;
+    }
     let text = format!("{} {}", std::process::id(), e.world);
     let own = e.folder.join(format!("card-{}", e.rank));
     if fs::write(&own, text).is_err() || fs::rename(&own, e.card(e.rank)).is_err() {
@@ -171,9 +171,12 @@ fn meet(comm: &Comm) -> c_int {
     for rank in 0..e.world {
         loop {
             if e.aborted.load(Ordering::Acquire) {
+                // the folder may have been made again after the abort
+                let _ = fs::remove_dir_all(&e.folder);
                 return SYSTEM;
             }
-            if let Ok(card) = fs::read_to_string(e.card(rank)) {
+            let card = fs::read_to_string(e.card(rank));
+            if let Ok(card) = card.or_else(|_| fs::read_to_string(e.left(rank))) {
                 let world = card.split_whitespace().nth(1).map(str::to_owned);
                 if world != Some(e.world.to_string()) {
                     return INVALID_USAGE;
@@ -229,9 +232,11 @@ pub extern "C" fn ncclCommFinalize(_: *const Comm) -> c_int {
 pub unsafe extern "C" fn ncclCommDestroy(handle: *const Comm) -> c_int {
     let comm = unsafe { Arc::from_raw(handle) };
     let e = &comm.exchange;
-    // the last one takes the folder along
-    let _ = fs::remove_file(e.card(e.rank));
-    let _ = fs::remove_dir(&e.folder);
+    // a rank that comes up later still looks for the card; the last one takes the folder along
+    let _ = fs::rename(e.card(e.rank), e.left(e.rank));
+    if (0..e.world).all(|rank| e.left(rank).exists()) {
+        let _ = fs::remove_dir_all(&e.folder);
+    }
     OK
 }
 
