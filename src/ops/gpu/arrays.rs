@@ -1,9 +1,9 @@
 //! Arrays on the device: allocation, upload, and how many cubes a launch has.
 
+use super::flat;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeDevice;
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use burn_std::Metadata;
 use cubecl::client::Client;
@@ -12,49 +12,19 @@ use cubecl::prelude::{CubeCount, VectorSize};
 /// Most cubes of a dimension that every runtime takes.
 const MOST_CUBES: u32 = 65_535;
 
-/// Uninitialised, contiguous. An array of no elements has memory for one: there are no empty bindings.
+/// Uninitialised, contiguous.
 pub(crate) fn empty(device: &CubeDevice, shape: &[usize], dtype: DType) -> CubeTensor {
-    let client = device.client();
-    if shape.iter().product::<usize>() == 0 {
-        let handle = client.empty(dtype.size().max(4));
-        return CubeTensor::new_contiguous(
-            client,
-            device.clone(),
-            shape.to_vec().into(),
-            handle,
-            dtype,
-        );
-    }
-    empty_device_contiguous_dtype(client, device.clone(), Shape::from(shape.to_vec()), dtype)
+    flat::empty(device, Shape::from(shape.to_vec()), dtype)
 }
 
 /// `[len]` of float32.
 pub(crate) fn upload_f32(device: &CubeDevice, values: &[f32]) -> CubeTensor {
-    upload(
-        device,
-        bytemuck::cast_slice(values),
-        values.len(),
-        DType::F32,
-    )
+    flat::upload(device, values, [values.len()], DType::F32)
 }
 
 /// `[len]` of u32.
 pub(crate) fn upload_u32(device: &CubeDevice, values: &[u32]) -> CubeTensor {
-    upload(
-        device,
-        bytemuck::cast_slice(values),
-        values.len(),
-        DType::U32,
-    )
-}
-
-fn upload(device: &CubeDevice, bytes: &[u8], len: usize, dtype: DType) -> CubeTensor {
-    let client = device.client();
-    let handle = match bytes.is_empty() {
-        true => client.empty(4),
-        false => client.create_from_slice(bytes),
-    };
-    CubeTensor::new_contiguous(client, device.clone(), Shape::new([len]), handle, dtype)
+    flat::upload(device, values, [values.len()], DType::U32)
 }
 
 /// Shape and strides of an array row by row.
