@@ -1,6 +1,6 @@
 //! The device that tests run on.
 
-use burn::tensor::{Device, DeviceType};
+use burn::tensor::Device;
 
 /// A device of Vulkan's; `None`, and a line that says so, where there is no adapter.
 ///
@@ -8,7 +8,7 @@ use burn::tensor::{Device, DeviceType};
 /// If there is none and `YOLO_TRAIN_REQUIRE_WGPU=1` is set, as in CI.
 pub(crate) fn device() -> Option<Device> {
     #[cfg(feature = "wgpu")]
-    let device = Device::enumerate(DeviceType::Wgpu)
+    let device = Device::enumerate(burn::tensor::DeviceType::Wgpu)
         .into_vec()
         .into_iter()
         .next();
