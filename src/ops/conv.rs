@@ -1,7 +1,7 @@
 //! Convolutions of NHWC activations.
 
 use super::cpu::lanes::Lanes;
-use super::extension::{BiasArgs, ConvArgs, Kernels, available};
+use super::extension::{BiasArgs, ConvArgs, Kernels, Record, available};
 use super::ranks::Param;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -25,6 +25,7 @@ pub fn conv(
             groups,
             lanes: lanes.clone(),
             slot: weight.slot,
+            filters: Record::new(),
         };
         return Tensor::from_dispatch(<Dispatch as Kernels>::conv(
             x.into_dispatch(),

@@ -44,6 +44,11 @@ impl<T> Record<T> {
     pub(super) fn kept(&self) -> &[CubeTensor] {
         self.device.get().expect("the forward pass ran before")
     }
+    /// The first tensor that was left, if there is one; otherwise `make` gives it, and it is left.
+    #[cfg(feature = "cuda")]
+    pub(super) fn kept_or(&self, make: impl FnOnce() -> CubeTensor) -> CubeTensor {
+        self.device.get_or_init(|| vec![make()])[0].clone()
+    }
 }
 
 impl<T> Record<T> {
@@ -104,6 +109,9 @@ pub struct ConvArgs {
     /// Lanes that the weight gradient is summed in.
     pub lanes: Lanes,
     pub slot: Option<Slot>,
+    /// The weights in the order of a vendor's library, for the backward pass.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub filters: Record<()>,
 }
 
 /// Bias of a convolution.
@@ -122,6 +130,7 @@ pub struct NormArgs {
     pub lanes: Lanes,
     pub record: Record<Normalised>,
     /// Running statistics on a device; the CPU's are moved by the caller.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
     pub running: Option<Running>,
     pub gamma: Option<Slot>,
     pub beta: Option<Slot>,

@@ -85,6 +85,7 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
         groups: p.groups,
         lanes: p.lanes.clone(),
         slot: None,
+        filters: Record::new(),
     };
     let f = Folded {
         scale: scale.into(),

@@ -7,6 +7,7 @@ use super::launch::{Cut, T, UNITS, arg, cube_dim, cubes, dims4, elem, empty, tab
 use super::library;
 use super::shape::{along, concat};
 use super::sums::{self, Target, lane_len, lane_sums, nothing};
+use crate::ops::extension::{ConvArgs, Record};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::reshape;
 use std::ops::Range;
@@ -77,10 +78,9 @@ impl Sizes {
     }
 }
 
-/// `lanes` are the images of each lane.
-pub(super) fn forward(x: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> T {
+pub(super) fn forward(x: &T, w: &T, s: &Sizes, args: &ConvArgs) -> T {
     #[cfg(feature = "cuda")]
-    if let Some(y) = library::forward(x, w, s, lanes) {
+    if let Some(y) = library::forward(x, w, s, args) {
         return y;
     }
     let y = empty(x, s.y_shape(), x.dtype);
@@ -91,7 +91,7 @@ pub(super) fn forward(x: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> T {
         depthwise::forward(x, w, &y, s);
     } else if s.groups > 1 {
         return by_groups(s, 3, |i, g| {
-            forward(&part(x, i, g.ci), &part(w, i, g.co), g, lanes)
+            forward(&part(x, i, g.ci), &part(w, i, g.co), g, &args.of_group())
         });
     } else {
         gather(x, w, &y, s, false);
@@ -99,9 +99,9 @@ pub(super) fn forward(x: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> T {
     y
 }
 
-pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> T {
+pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, args: &ConvArgs) -> T {
     #[cfg(feature = "cuda")]
-    if let Some(dx) = library::backward_data(dy, w, s, lanes) {
+    if let Some(dx) = library::backward_data(dy, w, s, args) {
         return dx;
     }
     let dx = empty(dy, [s.n, s.h, s.w, s.ci], dy.dtype);
@@ -112,12 +112,24 @@ pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) ->
         depthwise::backward_data(dy, w, &dx, s);
     } else if s.groups > 1 {
         return by_groups(s, 3, |i, g| {
-            backward_data(&part(dy, i, g.co), &part(w, i, g.co), g, lanes)
+            backward_data(&part(dy, i, g.co), &part(w, i, g.co), g, &args.of_group())
         });
     } else {
         gather(dy, w, &dx, s, true);
     }
     dx
+}
+
+impl ConvArgs {
+    /// Of one group by itself.
+    fn of_group(&self) -> Self {
+        Self {
+            groups: 1,
+            slot: None,
+            filters: Record::new(),
+            ..self.clone()
+        }
+    }
 }
 
 /// Channels of group `i`.

@@ -10,13 +10,11 @@ use cubecl::prelude::*;
 fn words(pixels: &[u8], device: &CubeDevice) -> T {
     let client = device.client();
     let count = pixels.len().div_ceil(4).max(1);
-    let handle = if pixels.len() == 4 * count {
-        client.create_from_slice(pixels)
-    } else {
-        let mut padded = pixels.to_vec();
-        padded.resize(4 * count, 0);
-        client.create(burn::tensor::Bytes::from_bytes_vec(padded))
-    };
+    let mut padded = Vec::with_capacity(4 * count);
+    padded.extend_from_slice(pixels);
+    padded.resize(4 * count, 0);
+    // copied once here; on CUDA the runtime's thread takes it through pinned memory
+    let handle = client.create(burn::tensor::Bytes::from_bytes_vec(padded));
     T::new_contiguous(client, device.clone(), [count].into(), handle, DType::U32)
 }
 

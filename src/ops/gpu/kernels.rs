@@ -88,13 +88,13 @@ impl Kernels for CubeBackend {
         let x = dense(x);
         let w = weights(w, &x);
         let s = conv::Sizes::new(&x, &w, a.stride, a.groups);
-        conv::forward(&x, &w, &s, &a.lanes.cut(s.n))
+        conv::forward(&x, &w, &s, &a)
     }
     fn conv_dx(dy: T, w: T, like: T, a: ConvArgs) -> T {
         let dy = dense(dy);
         let w = weights(w, &dy);
         let s = conv::Sizes::new(&like, &w, a.stride, a.groups);
-        conv::backward_data(&dy, &w, &s, &a.lanes.cut(s.n))
+        conv::backward_data(&dy, &w, &s, &a)
     }
     fn conv_dw(dy: T, x: T, like: T, a: ConvArgs) -> T {
         let (dy, x) = (dense(dy), dense(x));

@@ -5,6 +5,7 @@ use super::cudnn::{self, Op};
 use super::launch::{Cut, T, arg, elem, empty, lane_start, units};
 use super::precision;
 use super::sums::{self, Target, lane_len};
+use crate::ops::extension::ConvArgs;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::permute;
@@ -56,21 +57,23 @@ fn by_calls(op: Op, x: &T, w: &T, y: &T, s: &Sizes, lanes: &[Range<usize>]) -> O
     Some(())
 }
 
-pub(super) fn forward(x: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> Option<T> {
+pub(super) fn forward(x: &T, w: &T, s: &Sizes, a: &ConvArgs) -> Option<T> {
     if !takes(x, s) {
         return None;
     }
     let y = empty(x, s.y_shape(), x.dtype);
-    by_calls(Op::Forward, x, &filters(w), &y, s, lanes)?;
+    let w = a.filters.kept_or(|| filters(w));
+    by_calls(Op::Forward, x, &w, &y, s, &a.lanes.cut(s.n))?;
     Some(y)
 }
 
-pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, lanes: &[Range<usize>]) -> Option<T> {
+pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, a: &ConvArgs) -> Option<T> {
     if !takes(dy, s) {
         return None;
     }
     let dx = empty(dy, [s.n, s.h, s.w, s.ci], dy.dtype);
-    by_calls(Op::Data, &dx, &filters(w), dy, s, lanes)?;
+    let w = a.filters.kept_or(|| filters(w));
+    by_calls(Op::Data, &dx, &w, dy, s, &a.lanes.cut(s.n))?;
     Some(dx)
 }
 
