@@ -239,3 +239,61 @@ fn idle_gpus_are_given_to_ranks_of_their_own() {
         &["idle GPUs: cuda:0 (Fake GPU 0), cuda:2 (Fake GPU 2)"],
     );
 }
+
+// Ranks of a launcher.
+
+/// Two ranks as torchrun starts them.
+fn launched(machine: &Machine, port: u16, words: &[&str]) -> [Output; 2] {
+    let start = |rank: usize| {
+        let mut command = program("fake", words);
+        machine.apply(&mut command);
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string())
+            .envs([("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")])
+            .env("MASTER_ADDR", "localhost")
+            .env("MASTER_PORT", port.to_string())
+            .env("TORCHELASTIC_RUN_ID", "x")
+            .spawn()
+            .unwrap()
+    };
+    [0, 1]
+        .map(start)
+        .map(|child| child.wait_with_output().unwrap())
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+#[test]
+fn a_rank_of_a_launcher_takes_the_gpu_of_its_place() {
+    let words = ["bench", "--comm", "1024", "--device", "1,0"];
+    let both = launched(&Machine::whole(), free_port(), &words);
+    for out in &both {
+        assert_eq!(out.status.code(), Some(0), "{}", err(out));
+    }
+    says(&text(&both[0].stdout), &["2 ranks, engine nccl"]);
+}
+
+#[test]
+fn ranks_of_a_launcher_do_not_look_for_idle_gpus_and_say_so_once() {
+    let words = [
+        "bench",
+        "--comm",
+        "1024",
+        "--device",
+        "-1,-1",
+        "--join-timeout",
+        "20",
+    ];
+    let both = launched(&Machine::whole(), free_port(), &words);
+    assert!(both.iter().all(|out| out.status.code() == Some(2)));
+    let said = both.map(|out| err(&out)).concat();
+    says(
+        &said,
+        &["each rank of a launcher would find the same idle GPUs"],
+    );
+    assert_eq!(said.lines().count(), 1, "{said}");
+}

@@ -1,7 +1,7 @@
 //! Ranks: processes (or, in tests, threads) that train together.
 //!
 //! - [`ProcessGroup`] is all that the rest of the program sees: collectives with a label, a deadline and a channel,
-//!   asynchronous with a [`Handle`]. Engines: [`Single`], [`tcp`] (built in), `mpi` (feature).
+//!   asynchronous with a [`Handle`]. Engines: [`Single`], [`tcp`] (built in), `mpi` and `nccl` (features).
 //! - [`tree`] is the order of every sum over lanes; [`ProcessGroup::all_reduce_tree`] gives the same bits whatever the
 //!   number of ranks.
 //! - [`agree()`] tells every rank how the others' part of some work ended.

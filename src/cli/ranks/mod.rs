@@ -258,20 +258,24 @@ pub fn run(
             lead::lead(&nodes, settings, &found.devices)
         }
         Place::Launched(launched) => {
-            let request = settings.device_request()?;
-            let own = gpu::of_launched(&request, &settings.device, launched.local_rank)?;
-            take(own, launched.rank == 0);
+            let device = || -> anyhow::Result<()> {
+                let request = settings.device_request()?;
+                let own = gpu::of_launched(&request, &settings.device, launched.local_rank)?;
+                take(own, launched.rank == 0);
+                Ok(())
+            };
             match launched.size {
-                1 => alone(work),
-                _ => launched_rank(&launched, settings, work),
+                1 => device().and_then(|()| alone(work)),
+                _ => launched_rank(&launched, settings, device, work),
             }
         }
         Place::Worker(environment) => {
             end_with(environment.parent);
-            if let Some(device) = gpu::of_environment()? {
-                gpu::assign(device);
-            }
-            as_rank(&environment, settings, work, |report| {
+            let device = || -> anyhow::Result<()> {
+                gpu::of_environment()?.into_iter().for_each(gpu::assign);
+                Ok(())
+            };
+            as_rank(&environment, settings, device, work, |report| {
                 let post = || -> Result<(), DistError> {
                     let (board, token) = (environment.board(), &environment.token);
                     report.post(&StoreClient::connect(board, token, ANSWER)?.answers_within(ANSWER))
@@ -303,14 +307,16 @@ fn alone(
     work(&group)
 }
 
-/// Joins the others and works. `says` tells them what failed here, and whether this process is to print it.
+/// Finds its `device`, joins the others and works. `says` tells them what failed here, and whether this process is to print it.
 fn as_rank(
     environment: &Environment,
     settings: &Settings,
+    device: impl FnOnce() -> anyhow::Result<()>,
     work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
     says: impl FnOnce(&Report) -> bool,
 ) -> anyhow::Result<Outcome> {
     let options = || -> anyhow::Result<TcpOptions> {
+        device()?;
         let mut options = environment.options()?;
         options.ports = place::ports(settings)?;
         options.rendezvous = Duration::from_secs_f64(settings.join_timeout);
@@ -383,6 +389,7 @@ fn over_gpus(rank: Rank, _: &Settings) -> anyhow::Result<Rank> {
 fn launched_rank(
     launched: &Launched,
     settings: &Settings,
+    device: impl FnOnce() -> anyhow::Result<()>,
     work: impl FnOnce(&Arc<dyn ProcessGroup>) -> anyhow::Result<Outcome>,
 ) -> anyhow::Result<Outcome> {
     let (master, token) = place::meeting(launched, settings).map_err(|e| {
@@ -413,7 +420,7 @@ fn launched_rank(
         parent: None,
         again: None,
     };
-    as_rank(&environment, settings, work, |report| {
+    as_rank(&environment, settings, device, work, |report| {
         let settle = || -> Result<bool, DistError> {
             let store = StoreClient::connect(&environment.store, &environment.token, ANSWER)?
                 .answers_within(ANSWER);

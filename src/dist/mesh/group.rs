@@ -12,8 +12,6 @@ use super::link::Link;
 use super::reduce::{Plan, Reduce, Scope, sum_lanes, typed};
 use super::shared::{Control, Shared};
 use super::wire::{Advance, Heads};
-#[cfg(feature = "cuda")]
-use super::wire::{Fault, Step, Wire};
 use crate::dist::buffer::{Buffer, DType, Element, ReduceOp, by_type};
 use crate::dist::error::{Collective, DistError};
 use crate::dist::group::{Call, Channel, Partials, ProcessGroup, Work};
@@ -25,8 +23,8 @@ use crate::pulse::Pulse;
 /// What all groups of a process share: channels, threads, log.
 pub(crate) struct Mesh {
     engine: &'static str,
-    shared: Arc<Shared>,
-    control: Arc<dyn Control>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) control: Arc<dyn Control>,
     lanes: [Arc<Lane>; 2],
     threads: Vec<JoinHandle<()>>,
 }
@@ -110,23 +108,23 @@ struct Counters {
 
 /// Some of the ranks of a mesh.
 pub(crate) struct MeshGroup {
-    mesh: Arc<Mesh>,
+    pub(super) mesh: Arc<Mesh>,
     id: u64,
     /// World rank of each rank.
-    members: Arc<Vec<usize>>,
+    pub(super) members: Arc<Vec<usize>>,
     me: usize,
     counters: Mutex<Counters>,
 }
 
 /// A collective, ready to run but for its number.
-struct Prepared {
-    own: Header,
-    to_send: Vec<Option<Header>>,
-    expected: Vec<bool>,
-    advance: Box<dyn Advance + Send>,
-    bytes: usize,
+pub(super) struct Prepared {
+    pub(super) own: Header,
+    pub(super) to_send: Vec<Option<Header>>,
+    pub(super) expected: Vec<bool>,
+    pub(super) advance: Box<dyn Advance + Send>,
+    pub(super) bytes: usize,
     /// The other side of a message, and whether this rank sends.
-    message: Option<(usize, bool)>,
+    pub(super) message: Option<(usize, bool)>,
 }
 
 impl MeshGroup {
@@ -134,12 +132,12 @@ impl MeshGroup {
         self.members.len()
     }
 
-    fn others(&self) -> Vec<bool> {
+    pub(super) fn others(&self) -> Vec<bool> {
         (0..self.size_()).map(|r| r != self.me).collect()
     }
 
     /// Header for all others.
-    fn for_all(&self, own: &Header) -> Vec<Option<Header>> {
+    pub(super) fn for_all(&self, own: &Header) -> Vec<Option<Header>> {
         self.others()
             .into_iter()
             .map(|other| other.then(|| own.clone()))
@@ -197,7 +195,7 @@ impl MeshGroup {
     }
 
     /// Whether the arguments make sense; otherwise what is wrong.
-    fn check(&self, work: &Work) -> Result<(), String> {
+    pub(super) fn check(&self, work: &Work) -> Result<(), String> {
         let size = self.size_();
         let rank = |r: usize| match r < size {
             true => Ok(()),
@@ -460,7 +458,7 @@ impl MeshGroup {
     }
 
     /// A call that makes no sense fails here and, as the others wait for this rank, everywhere.
-    fn refuse(&self, call: &Call, reason: String) -> DistError {
+    pub(super) fn refuse(&self, call: &Call, reason: String) -> DistError {
         let error = DistError::Arguments {
             collective: Box::new(Collective {
                 sequence: lock(&self.counters).collectives[call.channel as usize],
@@ -485,7 +483,7 @@ impl MeshGroup {
     }
 
     /// Runs it on this thread where nothing is under way: as good as the progress thread, without the change between them.
-    fn drive(
+    pub(super) fn drive(
         &self,
         call: &Call,
         prepared: Prepared,
@@ -507,101 +505,6 @@ impl MeshGroup {
         drop(queue);
         drop(counters);
         (collective, ticket, Handle::new(promise).wait())
-    }
-}
-
-/// For an engine that is built over this one.
-#[cfg(feature = "cuda")]
-impl MeshGroup {
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.mesh.shared
-    }
-
-    /// World rank of each rank.
-    pub(crate) fn members(&self) -> &[usize] {
-        &self.members
-    }
-
-    pub(crate) fn carries_beats(&self) -> bool {
-        self.mesh.control.carries_beats()
-    }
-
-    /// Comes together with the others for `work` and compares it, without its values. `present`: which parts this rank has.
-    pub(crate) fn announce(
-        &self,
-        call: &Call,
-        work: &Work,
-        present: u64,
-    ) -> Result<Announced, DistError> {
-        self.check(work)
-            .map_err(|reason| self.refuse(call, reason))?;
-        let own = Header {
-            present,
-            ..Header::of(work, &call.name)
-        };
-        let count = |to: usize| match work {
-            Work::AllGather(b) | Work::AllGatherVariable(b) => b.len(),
-            Work::AllToAll(buffers) => buffers[to].len(),
-            _ => 0,
-        };
-        let mut to_send = self.for_all(&own);
-        for (to, header) in to_send.iter_mut().enumerate() {
-            if let Some(header) = header {
-                header.count = count(to) as u64;
-            }
-        }
-        let prepared = Prepared {
-            to_send,
-            expected: self.others(),
-            advance: Box::new(Announcement::default()),
-            bytes: work.bytes(),
-            message: None,
-            own,
-        };
-        let (collective, ticket, result) = self.drive(call, prepared);
-        let Output::One(Buffer::U64(words)) = result? else {
-            unreachable!("an announcement gives the others' words");
-        };
-        let heads = words.chunks_exact(2).map(|w| (w[0], w[1])).collect();
-        Ok(Announced {
-            collective,
-            ticket,
-            heads,
-        })
-    }
-}
-
-/// A collective that all ranks have called, and that is yet to be done.
-#[cfg(feature = "cuda")]
-pub(crate) struct Announced {
-    pub(crate) collective: Collective,
-    pub(crate) ticket: Ticket,
-    /// Of each rank: elements for this one, and which parts it has. This rank's own are zero.
-    pub(crate) heads: Vec<(u64, u64)>,
-}
-
-/// Headers without values.
-#[cfg(feature = "cuda")]
-#[derive(Default)]
-struct Announcement(Vec<u64>);
-
-#[cfg(feature = "cuda")]
-impl Advance for Announcement {
-    fn step(&mut self, wire: &mut Wire<'_>, heads: &mut Heads) -> Result<Step, Fault> {
-        let progress = heads.step(wire)?;
-        if heads.complete() {
-            let word = |h: &Option<Header>| h.as_ref().map_or([0, 0], |h| [h.count, h.present]);
-            self.0 = heads.got.iter().flat_map(word).collect();
-            return Ok(Step::Done);
-        }
-        Ok(match progress {
-            true => Step::Progress,
-            false => Step::Blocked,
-        })
-    }
-
-    fn finish(self: Box<Self>) -> Output {
-        Output::One(Buffer::U64(self.0))
     }
 }
 

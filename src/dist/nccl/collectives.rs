@@ -65,7 +65,7 @@ impl NcclGroup {
             let mark = self.order(channel, &mut buffers);
             let mark = mark.map_err(|error| engine.fail(error))?;
             let (comm, keep) = (&self.core.comms[channel], Box::new((buffers, mark)));
-            let flight = engine.launch(task, comm, channel, keep, enqueue, |_| Ok(()))?;
+            let flight = engine.launch(task, comm, channel, keep, enqueue)?;
             Ok(flight)
         };
         DeviceHandle::new(go())

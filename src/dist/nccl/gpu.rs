@@ -100,12 +100,17 @@ impl Stream {
         self.raw.cast()
     }
 
-    /// All that was handed to the GPU so far comes before what comes on this stream from now on. Waits on the host for a
-    /// driver that knows no events of contexts.
+    /// All that was handed to the GPU so far comes before what comes on this stream from now on.
+    ///
+    /// # Errors
+    /// A driver that knows no events of contexts: waiting on the host instead could last for ever.
     pub(super) fn after_everything(&self) -> Result<(), DistError> {
         self.gpu.enter()?;
         if !self.gpu.context_events {
-            return result::ctx::synchronize().map_err(failed("wait for other work"));
+            return Err(DistError::system(
+                "order a collective after other work on the GPU",
+                "this needs a driver for CUDA 12.5 or newer",
+            ));
         }
         let event = Event::new(&self.gpu)?;
         // SAFETY: context, event and stream are live. The driver keeps an event's work when its handle is destroyed.
@@ -147,14 +152,15 @@ impl Stream {
         unsafe { result::memcpy_htod_async(to, bytes, self.raw) }.map_err(failed("copy values to"))
     }
 
-    /// Copies from the GPU.
-    ///
-    /// # Safety
-    /// `to` stays where it is, untouched, until an event after this has passed.
-    pub(super) unsafe fn download(&self, to: &mut [u8], from: u64) -> Result<(), DistError> {
+    /// Copies from the GPU and waits for it. Nothing may be on the stream that could hang.
+    pub(super) fn download(&self, to: &mut [u8], from: u64) -> Result<(), DistError> {
         self.gpu.enter()?;
-        // SAFETY: `from` is memory of a [`Memory`] that has as many bytes; the caller keeps `to`.
-        unsafe { result::memcpy_dtoh_async(to, from, self.raw) }.map_err(failed("copy values from"))
+        // SAFETY: `from` is memory of a [`Memory`] that has as many bytes; `to` is borrowed until the copy is done.
+        unsafe {
+            result::memcpy_dtoh_async(to, from, self.raw)
+                .and_then(|()| result::stream::synchronize(self.raw))
+        }
+        .map_err(failed("copy values from"))
     }
 }
 

@@ -322,7 +322,7 @@ mod tests {
         enter(&a, "x", "y", Channel::Bulk);
         for len in 0..32 {
             a.hear(1, &vec![7; len]);
-            a.hear(9, &vec![7; 40]);
+            a.hear(9, &[7; 40]);
         }
         assert_eq!(a.difference(), None);
     }

@@ -1,6 +1,6 @@
 //! The engine over NCCL, for ranks that have an NVIDIA GPU each (feature `cuda`).
 //!
-//! The ranks are connected over the network first ([`crate::dist::tcp`], [`crate::dist::mpi`]); that stays the control plane: it
+//! The ranks are connected over the network first ([`crate::dist::tcp`]); that stays the control plane: it
 //! carries beats, errors, agreement and small values. [`join`] adds communicators of NCCL, two for collectives on values
 //! that lie on the GPU ([`super::device::DeviceGroup`], one for each channel, so that small collectives do not queue behind gradients), and
 //! others for large values of the host when those come first.

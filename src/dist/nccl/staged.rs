@@ -28,12 +28,6 @@ pub(super) struct Route<'a> {
     pub(super) stream: usize,
 }
 
-/// What the GPU writes, and the memory that it uses, until it is done.
-struct Landing {
-    bytes: Vec<Vec<u8>>,
-    _memory: Memory,
-}
-
 /// `(rank, offset, bytes)` of a message.
 type Part = (usize, usize, usize);
 
@@ -142,34 +136,23 @@ impl Route<'_> {
         let memory = Memory::new(&stream, bytes).map_err(failed)?;
         let address = memory.address;
         stream.upload(address + at as u64, upload).map_err(failed)?;
-        let mut landing = Box::new(Landing {
-            bytes: download.iter().map(|&(_, len)| vec![0; len]).collect(),
-            _memory: memory,
-        });
-        // where each piece goes: the heap blocks stay where they are, whoever owns the box
-        let places: Vec<(u64, *mut u8, usize)> = landing
-            .bytes
-            .iter_mut()
-            .zip(download)
-            .map(|(to, &(offset, len))| (address + offset as u64, to.as_mut_ptr(), len))
-            .collect();
-        let back = |stream: &Stream| -> Result<(), DistError> {
-            for (from, to, len) in places {
-                // SAFETY: the block belongs to the landing, which the flight keeps, untouched, until the GPU is done,
-                // and for ever where nobody knows when that is.
-                unsafe { stream.download(std::slice::from_raw_parts_mut(to, len), from)? };
-            }
-            Ok(())
-        };
         let call = |api: &super::api::Api, comm, raw| enqueue(api, address, comm, raw);
-        let flight = self
-            .engine
-            .launch(task, self.comm, self.stream, landing, call, back)?;
+        let (comm, keep) = (self.comm, Box::new(memory));
+        let flight = self.engine.launch(task, comm, self.stream, keep, call)?;
         flight.wait(None)?;
-        let landing = flight
-            .kept()
-            .and_then(|kept| kept.downcast::<Landing>().ok());
-        Ok(landing.map(|l| l.bytes).unwrap_or_default())
+        // only now: copies to memory that is not pinned wait in the driver, without a deadline
+        let memory = flight.kept();
+        let mut back = vec![];
+        for &(offset, len) in download {
+            let mut bytes = vec![0; len];
+            if len > 0 {
+                let from = address + offset as u64;
+                stream.download(&mut bytes, from).map_err(failed)?;
+            }
+            back.push(bytes);
+        }
+        drop(memory);
+        Ok(back)
     }
 
     fn reduced(&self, task: Task, op: ReduceOp, mut buffer: Buffer) -> Result<Buffer, DistError> {
