@@ -16,6 +16,7 @@ use burn_cubecl::tensor::CubeTensor;
 pub struct GroupRanks {
     group: Arc<dyn ProcessGroup>,
     /// Lanes of all ranks together.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for rows on GPUs"))]
     lanes: usize,
     failure: Mutex<Option<DistError>>,
     /// Nanoseconds that passes waited here.

@@ -245,7 +245,7 @@ fn reference_of(group: &Arc<dyn ProcessGroup>, first: usize, cut: Cut) -> Vec<f6
     let own = lanes.images().unwrap();
     let (pixels, truths) = images(first + own.start..first + own.end, side, backgrounds);
     let device = Device::flex().autodiff();
-    let ranks = Arc::new(GroupRanks::new(group.clone()));
+    let ranks = Arc::new(GroupRanks::new(group.clone(), 4));
     let shared: Arc<dyn Ranks> = ranks.clone();
     let mut tensors = Tensors::new(layout, &state.params, &device, DType::F64).with_lanes(lanes);
     if group.size() > 1 {
