@@ -26,12 +26,12 @@ mod image;
 mod kernels;
 pub mod lanes;
 mod launch;
-pub mod loss;
 #[cfg(feature = "cuda")]
 mod library;
+pub mod loss;
 mod norm;
-pub mod optim;
 mod norm_kernels;
+pub mod optim;
 mod pool;
 pub mod precision;
 mod shape;

@@ -38,7 +38,6 @@ struct Inner {
 pub(super) struct DeviceGradient {
     group: Arc<dyn ProcessGroup>,
     lanes: usize,
-    own: Range<usize>,
     /// `[own lanes, len]`.
     sums: CubeTensor,
     len: usize,
@@ -115,7 +114,6 @@ impl DeviceGradient {
             }),
             buckets: buckets_,
             lanes,
-            own,
             group,
         }
     }
