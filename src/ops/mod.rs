@@ -78,7 +78,7 @@ pub fn image(pixels: &[u8], shape: [usize; 4], device: &Device) -> Tensor<4> {
     image_of(pixels, shape, device, DType::F32)
 }
 
-/// As [`image`], of type `dtype`: float32, on GPUs also float16 and bfloat16. On GPUs the bytes travel as they are.
+/// As [`image()`], of type `dtype`: float32, on GPUs also float16 and bfloat16. On GPUs the bytes travel as they are.
 pub fn image_of(pixels: &[u8], shape: [usize; 4], device: &Device, dtype: DType) -> Tensor<4> {
     let [_, h, w, _] = shape;
     resized_image(pixels, shape, [h, w], device, dtype)

@@ -8,8 +8,8 @@
 //! **On which stream.** CubeCL's `CUstream` is private, and a stream of our own would have to be ordered against it by
 //! events of the whole context, which also wait for NCCL's stream: reductions would no longer overlap with the backward
 //! pass. `CudaServer` tells which places of its pool have streams, though, and prints these, in the same order, with
-//! `{:?}` (CubeCL's version is pinned). Should that fail, `Side` in `cudnn_stream.rs` orders a stream of our own by events. Memory is reused
-//! in the order of the stream, so a buffer may be dropped as soon as the call is enqueued.
+//! `{:?}` (CubeCL's version is pinned). Should that fail, `Side` in `cudnn_stream.rs` orders a stream of our own by
+//! events. Memory is reused in the order of the stream, so a buffer may be dropped as soon as the call is enqueued.
 
 use super::conv::Sizes;
 use super::cudnn_stream::{Lib, Refused, with_lib};
@@ -22,6 +22,7 @@ use cubecl::cuda::CudaRuntime;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::{BufferBinding, ServerStorage};
 use cudarc::cudnn::{result as cudnn, sys};
+use std::any::TypeId;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -74,9 +75,11 @@ pub fn is_present() -> bool {
     *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
+/// The number of a tensor's GPU, where CubeCL's own CUDA server holds it.
 fn cuda_index(t: &T) -> Option<usize> {
+    let own = t.client.service_id().service == TypeId::of::<Server>();
     match &t.device {
-        CubeDevice::Cuda(d) => Some(d.index),
+        CubeDevice::Cuda(d) if own => Some(d.index),
         _ => None,
     }
 }
@@ -101,7 +104,7 @@ pub(super) fn run(op: Op, x: &T, w: &T, y: &T, sizes: &Sizes) -> bool {
         deterministic: precision::deterministic(),
         device,
     };
-    let handle = DeviceHandle::<Server>::new(x.device.to_id());
+    let handle = DeviceHandle::<Server>::new(x.client.service_id().device);
     let buffers = || [x, w, y].map(|t| t.handle.clone().binding());
     let known = plans().get(&key).copied();
     let plan = known.unwrap_or_else(|| {

@@ -122,7 +122,7 @@ pub(in crate::ops) fn image(
     out
 }
 
-/// As [`image`], resized to `to` (rows, columns) bilinearly with half-pixel centres and without antialiasing.
+/// As [`image()`], resized to `to` (rows, columns) bilinearly with half-pixel centres and without antialiasing.
 pub(in crate::ops) fn resized(
     pixels: &[u8],
     [n, h, w, c]: [usize; 4],

@@ -214,3 +214,53 @@ fn statistics_over_ranks_are_those_of_one_rank_that_holds_all_images() {
     assert!(bits(&whole.0) == joined(0), "activations");
     assert!(bits(&whole.1) == joined(1), "gradients");
 }
+
+#[cfg(feature = "cuda")]
+#[test]
+fn gradients_in_the_order_of_a_library_come_back_in_ours() {
+    use super::conv::Sizes;
+    use super::launch::Cut;
+    use super::library::{filters, put_filters};
+    use super::sums::Target;
+    let Some(device) = device() else { return };
+    let (k, ci, co, n) = (3, 5, 7, 3);
+    // lane 0 of 4 has no image
+    let lanes = Lanes::whole(4);
+    let len = k * k * ci * co;
+    let values = drawn("gradients", 4 * len);
+    let on = (&device, DType::F32);
+    let cube = |t: Tensor<2>| t.try_into_primitive::<Cube>().unwrap();
+    let ours = Tensor::<1>::from_data(values.as_slice(), on).reshape([4 * k * k, ci, co]);
+    // a lane at a time as weights, in the library's order
+    let mut parts = vec![];
+    for lane in 0..4 {
+        let one = values[lane * len..(lane + 1) * len].to_vec();
+        let w = Tensor::<4>::from_data(TensorData::new(one, [k, k, ci, co]), on);
+        let w = filters(&w.try_into_primitive::<Cube>().unwrap());
+        parts.extend(host(Tensor::<4>::from_primitive::<Cube>(w)));
+    }
+    let parts = Tensor::<1>::from_data(parts.as_slice(), on).reshape([4, len]);
+    let s = Sizes {
+        n,
+        h: 9,
+        w: 9,
+        ci,
+        co,
+        k,
+        stride: 1,
+        groups: 1,
+    };
+    let cut = Cut::new(&lanes, n);
+    let shape = [k, k, ci, co].into();
+    let parts = cube(parts);
+    let rows = put_filters(&parts, &s, cut, false, &Target::Lanes, &shape, DType::F32);
+    let rows = host(Tensor::<2>::from_primitive::<Cube>(rows));
+    assert!(rows[..len].iter().all(|&v| v == 0.0), "an empty lane");
+    assert_eq!(rows[len..], host(ours)[len..]);
+    let sum = put_filters(&parts, &s, cut, false, &Target::Tensor, &shape, DType::F32);
+    let sum = host(Tensor::<4>::from_primitive::<Cube>(sum));
+    for (i, v) in sum.iter().enumerate() {
+        let want: f32 = (1..4).map(|l| values[l * len + i]).sum();
+        assert!((v - want).abs() < 1e-6);
+    }
+}

@@ -18,7 +18,7 @@ fn takes(x: &T, s: &Sizes) -> bool {
 }
 
 /// `[k, k, ci, co]` as `[co, k, k, ci]`.
-fn filters(w: &T) -> T {
+pub(super) fn filters(w: &T) -> T {
     into_contiguous(permute(w.clone(), &[3, 0, 1, 2]))
 }
 
@@ -145,8 +145,22 @@ pub(super) fn backward_weight(
         let out = rows(&parts, &(i..i + 1));
         cudnn::run(Op::Weight, &x, &out, &dy, &part).then_some(())?;
     }
+    Some(put_filters(&parts, s, cut, whole, target, shape, dtype))
+}
+
+/// Gradients `[lanes, co, k, k, ci]` into the target, in our order; `whole`, one of all images.
+pub(super) fn put_filters(
+    parts: &T,
+    s: &Sizes,
+    cut: Cut,
+    whole: bool,
+    target: &Target,
+    shape: &Shape,
+    dtype: DType,
+) -> T {
+    let own = parts.meta.shape()[0];
     let put = |out: &T, stride: usize, offset: usize, add: bool| {
-        let client = &x.client;
+        let client = &parts.client;
         let (count, dim) = units(client, own * s.weights());
         // SAFETY: a unit for each weight of each lane.
         unsafe {
@@ -154,7 +168,7 @@ pub(super) fn backward_weight(
                 client,
                 count,
                 dim,
-                arg(&parts, 1),
+                arg(parts, 1),
                 arg(out, 1),
                 own,
                 s.k * s.k * s.ci,
@@ -166,23 +180,23 @@ pub(super) fn backward_weight(
                 cut.first,
                 whole,
                 add,
-                elem(x.dtype),
+                elem(parts.dtype),
             );
         }
     };
-    Some(match target {
+    match target {
         Target::Slot(slot, place) => {
             put(&place.flat, lane_len(&place.flat), place.offset, place.add);
             slot.sink.written(slot.id);
-            sums::nothing(x)
+            sums::nothing(parts)
         }
         Target::Tensor | Target::Lanes => {
-            let rows = empty(x, [own, s.weights()], DType::F32);
+            let rows = empty(parts, [own, s.weights()], DType::F32);
             put(&rows, s.weights(), 0, false);
             match target {
                 Target::Lanes => rows,
                 _ => sums::put(&rows, 0, Target::Tensor, shape.clone(), dtype),
             }
         }
-    })
+    }
 }
