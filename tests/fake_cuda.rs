@@ -142,6 +142,8 @@ fn fewer_idle_gpus_than_wanted_are_refused_with_who_is_busy() {
 #[test]
 fn every_part_that_is_missing_is_named_with_how_to_get_it() {
     let no_headers = Machine::with(&[DRIVER, NVRTC, NCCL, CUDNN]);
+    let no_inner_headers = Machine::whole();
+    std::fs::remove_file(no_inner_headers.path("cuda/include/crt/mma.h")).unwrap();
     let no_nccl = Machine::with(&[DRIVER, NVRTC, CUDNN]);
     no_nccl.headers();
     for (machine, device, variables, parts) in [
@@ -195,6 +197,12 @@ fn every_part_that_is_missing_is_named_with_how_to_get_it() {
             "0",
             vec![],
             &["no CUDA headers", "nvidia-cuda-runtime-cu12"],
+        ),
+        (
+            no_inner_headers,
+            "0",
+            vec![],
+            &["lack crt/mma.h", "nvidia-cuda-nvcc-cu12"],
         ),
         (
             no_nccl,

@@ -67,6 +67,8 @@ const HEADER_WHEELS: [&str; 4] = [
 
 /// The header that kernels cannot do without.
 pub const HEADER: &str = "cuda_fp16.h";
+/// What matrix products include; among PyPI wheels of CUDA 12 it is in another one.
+pub const INNER_HEADER: &str = "crt/mma.h";
 
 /// What the search looks at.
 #[derive(Debug, Clone, Default)]
@@ -254,6 +256,12 @@ impl Headers {
         Headers { folders, version }
     }
 
+    /// Whether nothing is missing that kernels include.
+    #[must_use]
+    pub fn are_complete(&self) -> bool {
+        self.folders.iter().any(|f| f.join(INNER_HEADER).is_file())
+    }
+
     /// A folder that has them all in its `include`, which is what the kernels' compiler wants to know (`CUDA_PATH`). Where
     /// wheels keep them in several places, links to all are put together in `cache`.
     ///
@@ -403,6 +411,7 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].version, Some(12040));
         assert_eq!(found[0].folders.len(), 2);
+        assert!(found[0].are_complete());
         let cache = root.join("cache");
         let home = found[0].home(&cache).unwrap();
         assert!(home.join("include").join(HEADER).exists());
@@ -420,6 +429,7 @@ mod tests {
             "",
         );
         let found = search(t.path(), &[]).headers();
+        assert!(!found[0].are_complete(), "crt/mma.h is not there");
         let home = found[0].home(&t.path().join("cache")).unwrap();
         assert_eq!(home, t.path().join("usr/local/cuda-12.4"));
         assert!(!t.path().join("cache").exists());

@@ -71,6 +71,9 @@ impl Machine {
         let file = self.path(HEADERS);
         fs::create_dir_all(file.parent().unwrap()).unwrap();
         fs::write(&file, "").unwrap();
+        let inner = file.with_file_name("crt");
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(inner.join("mma.h"), "").unwrap();
         let version = "#define CUDART_VERSION  12040\n";
         fs::write(file.with_file_name("cuda_runtime_api.h"), version).unwrap();
     }

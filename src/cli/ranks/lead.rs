@@ -19,7 +19,7 @@ use crate::dist::DistError;
 use crate::dist::launch::{Again, Environment, TOKEN, Workers};
 use crate::dist::master::Master;
 use crate::dist::store::{StoreClient, StoreServer, random_token};
-use crate::gpu::{DEVICE_VARIABLE, Device};
+use crate::gpu::{DEVICE_VARIABLE, Device, Resolved};
 use crate::report::Console;
 
 /// For ranks to end that were asked to, after [`GRACE`], because another one has failed: they may be writing a checkpoint.
@@ -38,11 +38,11 @@ struct Run {
     others: Option<Others>,
 }
 
-/// `devices`: of this machine's ranks, in order.
+/// `found`: the devices of this machine's ranks, in order.
 pub(super) fn lead(
     nodes: &Nodes,
     settings: &Settings,
-    devices: &[Device],
+    found: &Resolved,
 ) -> anyhow::Result<Outcome> {
     let mut attempts = Attempts::new(settings, nodes.devices);
     let mut interrupted = None;
@@ -65,8 +65,15 @@ pub(super) fn lead(
             Some(flag) => flag,
             None => interrupted.insert(interrupt::listen()?),
         };
-        let devices = &devices[..attempts.ranks];
+        let devices = &found.devices[..attempts.ranks];
         let workers = start(&run, devices, attempts.again.as_ref())?;
+        // once, by one machine, after all that can be said against the run
+        if let Some(note) = &found.note
+            && nodes.node == 0
+            && attempts.again.is_none()
+        {
+            Console::new().note(note);
+        }
         let end = attempt(nodes, &mut run, workers, interrupted);
         let again = end
             .as_ref()

@@ -254,8 +254,7 @@ pub fn run(
         }
         Place::Lead(nodes) => {
             let found = gpu::resolve(&settings.device_request()?, &settings.device)?;
-            found.note.iter().for_each(|note| Console::new().note(note));
-            lead::lead(&nodes, settings, &found.devices)
+            lead::lead(&nodes, settings, &found)
         }
         Place::Launched(launched) => {
             let device = || -> anyhow::Result<()> {

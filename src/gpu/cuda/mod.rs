@@ -12,7 +12,7 @@ use cudarc::driver::{DriverError, sys};
 
 use self::load::Loaded;
 use super::error::{GpuError, Lack};
-use super::place::{Headers, Library, Part, Search, version_text};
+use super::place::{Headers, INNER_HEADER, Library, Part, Search, version_text};
 use super::select::Gpu;
 
 /// The oldest CUDA that a driver may be for.
@@ -178,10 +178,16 @@ impl Inventory {
             };
             own / 1000 == compiler / 1000
         };
-        let exact = all
-            .iter()
-            .find(|h| h.version == compiler && compiler.is_some());
-        let Some(headers) = exact.or_else(|| all.iter().find(series)) else {
+        let fitting: Vec<&Headers> = all.iter().filter(series).collect();
+        let complete = || fitting.iter().filter(|h| h.are_complete());
+        let exact = complete().find(|h| compiler.is_some() && h.version == compiler);
+        let Some(headers) = exact.or_else(|| complete().next()) else {
+            if let Some(incomplete) = fitting.first() {
+                let folder = incomplete.folders[0].display();
+                let problem = format!("the CUDA headers in {folder} lack {INNER_HEADER}");
+                self.headers = Part::missing(problem);
+                return;
+            }
             let others: Vec<_> = all
                 .iter()
                 .filter_map(|h| h.version)
