@@ -20,12 +20,12 @@ struct Pass {
     running: Vec<f32>,
 }
 
-fn pass(network: &Network, device: &Device, frozen: bool) -> Pass {
+fn pass(network: &Network, device: &Device, frozen: bool, dtype: DType) -> Pass {
     let layout = &network.layout;
     let state = init::init(network, 0);
     let on = device.clone().autodiff();
     let buffers: Tensor<1> = Tensor::from_data(state.buffers.as_slice(), (device, DType::F32));
-    let mut tensors = Tensors::new(layout, &state.params, &on, DType::F32)
+    let mut tensors = Tensors::new(layout, &state.params, &on, dtype)
         .with_lanes(Lanes::whole(4))
         .with_device_stats(layout, &buffers, 0.03);
     if frozen {
@@ -36,7 +36,7 @@ fn pass(network: &Network, device: &Device, frozen: bool) -> Pass {
         (0..n).map(|i| uniform(seed, i as u64) as f32).collect()
     };
     let pixels = TensorData::new(draw(3, shape.iter().product()), shape);
-    let image = Tensor::<4>::from_data(pixels, (&on, DType::F32)).require_grad();
+    let image = Tensor::<4>::from_data(pixels, (&on, dtype)).require_grad();
     let heads = Heads {
         many: true,
         one: true,
@@ -49,7 +49,8 @@ fn pass(network: &Network, device: &Device, frozen: bool) -> Pass {
             outputs.push(host(t.clone()));
             let n = t.dims().iter().product();
             let weights = TensorData::new(draw(7 + i as u64, n), t.dims());
-            let term = (t.clone() * Tensor::from_data(weights, (&on, DType::F32))).sum();
+            let weights = TensorData::convert_dtype(weights, dtype);
+            let term = (t.clone() * Tensor::from_data(weights, (&on, dtype))).sum();
             total = Some(match total {
                 Some(all) => all + term,
                 None => term,
@@ -88,8 +89,8 @@ fn a_network_and_its_gradients_equal_those_of_the_cpu() {
     let Some(device) = device() else { return };
     for (model, frozen) in [("yolo26n", false), ("yolo26n", true), ("yolov8n", false)] {
         let network = Network::new(ModelSpec::resolve(model).unwrap(), 3);
-        let want = pass(&network, &Device::flex(), frozen);
-        let got = pass(&network, &device, frozen);
+        let want = pass(&network, &Device::flex(), frozen, DType::F32);
+        let got = pass(&network, &device, frozen, DType::F32);
         for (i, (a, b)) in got.outputs.iter().zip(&want.outputs).enumerate() {
             let d = difference(a, b);
             assert!(d < 1e-4, "{model}: output {i} differs by {d:.1e}");
@@ -117,4 +118,24 @@ fn a_network_and_its_gradients_equal_those_of_the_cpu() {
             }
         }
     }
+}
+
+#[test]
+fn a_network_in_half_precision_is_near_float32() {
+    let Some(device) = device() else { return };
+    if !device.supports_dtype(DType::F16) {
+        eprintln!("skipped: the adapter has no float16");
+        return;
+    }
+    let network = Network::new(ModelSpec::resolve("yolo26n").unwrap(), 3);
+    // given statistics: those of eight elements, as the last maps have here, would amplify what float16 rounds off
+    let want = pass(&network, &device, true, DType::F32);
+    let got = pass(&network, &device, true, DType::F16);
+    for (i, (a, b)) in got.outputs.iter().zip(&want.outputs).enumerate() {
+        let d = difference(a, b);
+        assert!(d < 1e-2, "output {i} differs by {d:.1e}");
+    }
+    // not the image's: so deep and without a scaled loss it lies below float16's smallest number
+    let d = difference(&got.gradients, &want.gradients);
+    assert!(d < 5e-2, "the gradient differs by {d:.1e}");
 }
