@@ -178,7 +178,6 @@ impl DeviceWork for Done {
 
 impl DeviceHandle {
     /// Of a collective that what comes later is ordered behind already.
-    #[must_use]
     pub fn done() -> Self {
         DeviceHandle(Ok(Arc::new(Done)))
     }
