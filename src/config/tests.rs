@@ -362,8 +362,8 @@ fn what_is_wrong_in_a_file_is_said_with_line_and_column() {
             "unknown option epoch at cfg.yaml:2:1; did you mean epochs? (see --help)",
         ),
         (
-            "amp: false",
-            "option amp at cfg.yaml:1:1 is known from other trainers but not supported yet: numbers are 32-bit floats",
+            "half: false",
+            "option half at cfg.yaml:1:1 is known from other trainers but not supported yet: validation and prediction use 32-bit floats",
         ),
         (
             "close-mosaic: 3\n\nclose_mosaic: 4\n",

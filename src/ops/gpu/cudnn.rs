@@ -15,6 +15,7 @@ use super::conv::Sizes;
 use super::cudnn_stream::{Lib, Refused, with_lib};
 use super::launch::{T, empty};
 use super::precision;
+use crate::gpu::place::Library;
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_std::stream::StreamId;
@@ -71,8 +72,10 @@ fn plans() -> std::sync::MutexGuard<'static, HashMap<Key, Option<Plan>>> {
 /// Whether the library is on this machine: cudarc panics where one that is missing is called.
 pub fn is_present() -> bool {
     static PRESENT: OnceLock<bool> = OnceLock::new();
+    // one that lies in a wheel is found by its name once it is loaded
+    let loaded = || crate::gpu::cuda::library(Library::Cudnn).is_ok();
     // SAFETY: it opens a library by name and closes it again.
-    *PRESENT.get_or_init(|| unsafe { sys::is_culib_present() })
+    *PRESENT.get_or_init(|| loaded() && unsafe { sys::is_culib_present() })
 }
 
 /// The number of a tensor's GPU, where CubeCL's own CUDA server holds it.
