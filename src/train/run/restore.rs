@@ -2,6 +2,7 @@
 
 use super::Run;
 use crate::data::sampler::{Shard, mosaic_off_from};
+use crate::gpu::Device;
 use crate::ops;
 use crate::train::checkpoint::{Checkpoint, Position};
 use crate::train::error::TrainError;
@@ -132,9 +133,12 @@ impl Run<'_> {
             ));
         }
         let cores = cores_of_rank(self.group.sharing());
+        let device = match crate::gpu::assigned() {
+            Device::Cpu => format!("cpu ({})", ops::isa().name()),
+            gpu => gpu.to_string(),
+        };
         self.console.note(format!(
-            "device cpu ({}), {} threads, {} workers{}, {lanes} lanes, seed {}; {} epochs into {}",
-            ops::isa().name(),
+            "device {device}, {} threads, {} workers{}, {lanes} lanes, seed {}; {} epochs into {}",
             s.threads_or_default(cores),
             s.workers_or_default(cores),
             if ranks > 1 { " a rank" } else { "" },
