@@ -125,6 +125,7 @@ fn trained(team: Team, algorithm: Algorithm) -> Vec<u32> {
                 .collect();
             let batch = MicroBatch {
                 pixels: &pixels,
+                size: (SIDE, SIDE),
                 height: SIDE,
                 width: SIDE,
                 truths,

@@ -233,6 +233,31 @@ fn nccl_of_a_python_environment_is_found_and_several_ranks_run() {
 }
 
 #[test]
+fn two_ranks_share_a_gpu_where_it_is_asked_for() {
+    let machine = Machine::whole();
+    let words = ["bench", "--comm", "1024", "--device", "0,0"];
+    let share = [
+        ("YOLO_TRAIN_SHARE_GPU", "1"),
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+    ];
+    let out = run(&machine, &words, &share);
+    assert_eq!(out.status.code(), Some(0), "{}", err(&out));
+    says(&text(&out.stdout), &["2 ranks, engine nccl"]);
+    let out = run(&machine, &words, &share[..1]);
+    assert_ne!(out.status.code(), Some(0));
+    says(
+        &err(&out),
+        &[
+            "ranks 0 and 1 have the same GPU",
+            "NCCL_MULTI_RANK_GPU_ENABLE",
+        ],
+    );
+    let out = run(&machine, &words, &[]);
+    assert_eq!(out.status.code(), Some(2), "{}", err(&out));
+    assert_eq!(machine.left(), Vec::<String>::new());
+}
+
+#[test]
 fn idle_gpus_are_given_to_ranks_of_their_own() {
     let machine = Machine::whole();
     let variables = [("FAKE_CUDA_BUSY", "1:7:900"), ("FAKE_CUDA_DEVICES", "3")];

@@ -1,5 +1,8 @@
 //! The network, its loss and its gradients against float64 references (`shared/golden`).
 
+// programs for GPUs are built without the reference
+#![cfg(not(feature = "gpu"))]
+
 #[path = "support/isa.rs"]
 mod isa;
 #[path = "support/shared.rs"]

@@ -58,6 +58,7 @@ fn after_the_second_step_a_step_takes_next_to_no_new_memory() {
     ];
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (size, size),
         height: size,
         width: size,
         truths,

@@ -1,6 +1,9 @@
 //! Every operation as the network calls it, in float32 on the kernels, against its reference in float64: values and the
 //! gradients of all inputs, over random shapes.
 
+// programs for GPUs are built without the reference
+#![cfg(not(feature = "gpu"))]
+
 #[path = "support/isa.rs"]
 mod isa;
 

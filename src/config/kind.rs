@@ -186,6 +186,7 @@ impl Kind {
             Kind::Choice(choices) => choices
                 .iter()
                 .find(|choice| choice.eq_ignore_ascii_case(trimmed))
+                .or_else(|| switched(choices, trimmed))
                 .map(|&choice| Value::Text(choice.to_owned())),
             Kind::Classes => read_classes(trimmed).map(Value::List),
             Kind::Scale => read_scale(trimmed).map(Value::Range),
@@ -232,6 +233,13 @@ fn read_flag(text: &str) -> Option<bool> {
         "false" | "no" | "off" | "0" => Some(false),
         _ => None,
     }
+}
+
+/// Of choices with auto and off, those that a flag's words mean: others have such options as switches.
+fn switched<'a>(choices: &'a [&'static str], text: &str) -> Option<&'a &'static str> {
+    let find = |name: &str| choices.iter().find(|c| **c == name);
+    let (auto, off) = (find("auto")?, find("off")?);
+    read_flag(text).map(|on| if on { auto } else { off })
 }
 
 fn read_number(text: &str, interval: &Interval) -> Option<f64> {

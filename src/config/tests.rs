@@ -146,7 +146,7 @@ fn refused(spec: &OptionSpec) -> Vec<String> {
             texts.extend(["1", "-0.1", "1.5,0.5", "0,1", "1,11", "1,2,3", "1,"].map(String::from));
         }
         Kind::Flag => texts.extend(["2", "tru"].map(String::from)),
-        Kind::Choice(_) => texts.extend(["0", "auto,SGD"].map(String::from)),
+        Kind::Choice(_) => texts.extend(["2", "auto,SGD"].map(String::from)),
         Kind::Layers => texts.extend(["1,,2", ",", "[1", "a b", "ä", "-1"].map(String::from)),
         Kind::Text(_) | Kind::OptionalText(_) | Kind::Device => {}
     }
@@ -269,6 +269,19 @@ fn each_command_takes_its_options() {
             "json",
         ]
     );
+}
+
+#[test]
+fn amp_reads_the_words_of_a_switch() {
+    for (text, want) in [
+        ("True", "auto"),
+        ("1", "auto"),
+        ("false", "off"),
+        ("bf16", "bf16"),
+    ] {
+        assert_eq!(set("amp", text).unwrap().amp.name(), want, "{text}");
+    }
+    assert!(set("optimizer", "true").is_err());
 }
 
 #[test]

@@ -52,6 +52,9 @@ pub struct BatchImage {
 pub struct Batch {
     pub height: usize,
     pub width: usize,
+    /// Height and width that the network takes: where they are others (multi-scale), pixels and boxes are scaled to
+    /// them where it computes.
+    pub input: (usize, usize),
     /// `[images, height, width, 3]`, RGB.
     pub pixels: Vec<u8>,
     pub images: Vec<BatchImage>,

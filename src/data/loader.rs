@@ -7,7 +7,7 @@ use super::augment::{AugmentConfig, Augmenter, Counter, Source};
 use super::batch::{BatchImage, Letterbox};
 use super::cache::{Decode, ImageCache};
 use super::decode::{Rgb, read_rgb};
-use super::letterbox::{ValidationBatch, pad, placement, resize, validation_batches};
+use super::letterbox::{ValidationBatch, pad, placement, validation_batches};
 pub use super::pipeline::{Batches, LoaderError};
 use super::pipeline::{Plan, Sample};
 use super::sampler::{STRIDE, Sampler, Shard, step_size};
@@ -235,11 +235,6 @@ impl TrainPlan {
     fn position(&self, batch: usize, slot: usize) -> usize {
         self.config.shard.of(self.sampler.positions(batch)).start + slot
     }
-
-    fn size(&self, batch: usize) -> usize {
-        let c = &self.config;
-        step_size(c.seed, self.epoch, batch, c.imgsz, c.multi_scale)
-    }
 }
 
 impl Plan for TrainPlan {
@@ -247,8 +242,14 @@ impl Plan for TrainPlan {
         self.sampler.batches()
     }
 
-    fn shape(&self, batch: usize) -> (usize, usize) {
-        (self.size(batch), self.size(batch))
+    fn shape(&self, _: usize) -> (usize, usize) {
+        (self.config.imgsz, self.config.imgsz)
+    }
+
+    fn input(&self, batch: usize) -> (usize, usize) {
+        let c = &self.config;
+        let size = step_size(c.seed, self.epoch, batch, c.imgsz, c.multi_scale);
+        (size, size)
     }
 
     fn images(&self, batch: usize) -> usize {
@@ -267,36 +268,18 @@ impl Plan for TrainPlan {
         canvas: &mut Vec<u8>,
     ) -> Result<Sample, LoaderError> {
         let position = self.position(batch, slot);
-        let side = self.config.imgsz;
         let augmenter = Augmenter {
             config: &self.augment,
             source: &self.source,
             images: self.sampler.images,
-            side,
+            side: self.config.imgsz,
         };
         let counter = Counter {
             seed: self.config.seed,
             epoch: self.epoch,
             position,
         };
-        let mut picture = augmenter.sample(counter, canvas)?;
-        let size = self.size(batch);
-        if size != side {
-            let image = Rgb {
-                width: side,
-                height: side,
-                pixels: picture.pixels,
-            };
-            let resized = resize(&image, size, size).map_err(|reason| LoaderError::Resize {
-                file: self.file(batch, slot),
-                reason,
-            })?;
-            picture.pixels = resized.pixels;
-            let ratio = size as f32 / side as f32;
-            for label in &mut picture.labels {
-                label.xyxy = label.xyxy.map(|v| (v * ratio).min(size as f32));
-            }
-        }
+        let picture = augmenter.sample(counter, canvas)?;
         Ok(Sample {
             pixels: picture.pixels,
             labels: picture.labels,

@@ -96,7 +96,11 @@ fn batches_do_not_depend_on_workers_cache_or_history() {
     let want = epoch(&reference, 4, 0);
     assert_eq!(want.len(), 5);
     assert_eq!(want.last().map(Batch::len), Some(2));
-    assert!(want.iter().any(|b| b.width != 64) && want.iter().all(|b| b.width % 32 == 0));
+    assert!(want.iter().any(|b| b.input != (64, 64)));
+    assert!(
+        want.iter()
+            .all(|b| b.width == 64 && b.input.0 % 32 == 0 && b.input.0 == b.input.1)
+    );
     assert!(
         want.iter()
             .all(|b| b.pixels.len() == b.len() * b.width * b.height * 3)
@@ -164,7 +168,7 @@ fn shards_are_parts_of_the_same_batch() {
         let boxes: usize = parts.iter().map(|p| p[k].boxes.len()).sum();
         assert_eq!(boxes, batch.boxes.len());
         // The last batch has two images for three shards: one of them is empty, and says so with its shape.
-        assert!(parts.iter().all(|p| p[k].width == batch.width));
+        assert!(parts.iter().all(|p| p[k].input == batch.input));
     }
 }
 

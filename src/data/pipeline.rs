@@ -65,6 +65,10 @@ pub trait Plan: Send + Sync {
     fn batches(&self) -> usize;
     /// Height and width of a batch's images.
     fn shape(&self, batch: usize) -> (usize, usize);
+    /// Height and width at which the network takes them.
+    fn input(&self, batch: usize) -> (usize, usize) {
+        self.shape(batch)
+    }
     /// Number of images of a batch.
     fn images(&self, batch: usize) -> usize;
     /// The file of an image, for messages.
@@ -102,6 +106,7 @@ fn assemble(plan: &dyn Plan, batch: usize, samples: Vec<Rendered>) -> Result<Bat
     let mut result = Batch {
         height,
         width,
+        input: plan.input(batch),
         pixels: Vec::with_capacity(samples.len() * height * width * 3),
         images: Vec::with_capacity(samples.len()),
         boxes: Vec::new(),

@@ -2,30 +2,68 @@
 
 use crate::data::batch::Batch;
 use crate::loss::anchors::distances;
+#[cfg(feature = "gpu")]
+use crate::loss::device as device_loss;
 use crate::loss::{
     Anchors, Criterion, Gains, GroundTruth, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
     weighted_loss,
 };
 use crate::model::init::State;
-use crate::model::{Heads, Network, Output, Tensors};
+use crate::model::{HeadOutput, Heads, Network, Output, Tensors};
+use crate::ops;
+use crate::ops::DeviceFailure;
+use crate::ops::cpu::lanes::Lanes;
 use burn::tensor::{DType, Device, Tensor};
 use std::sync::Arc;
 
 /// A batch of the loader as the network and the loss take it.
 #[must_use]
 pub fn micro_batch(batch: &Batch) -> MicroBatch<'_> {
+    let (height, width) = batch.input;
+    let scale_y = height as f64 / batch.height as f64;
+    let scale_x = width as f64 / batch.width as f64;
     let mut truths = vec![vec![]; batch.len()];
     for b in &batch.boxes {
         truths[b.image].push(GroundTruth {
             class: b.class,
-            xyxy: b.xyxy.map(f64::from),
+            xyxy: [0, 1, 2, 3].map(|i| f64::from(b.xyxy[i]) * [scale_x, scale_y][i % 2]),
         });
     }
     MicroBatch {
         pixels: &batch.pixels,
-        height: batch.height,
-        width: batch.width,
+        size: (batch.height, batch.width),
+        height,
+        width,
         truths,
+    }
+}
+
+/// Why a batch could not be computed.
+#[derive(Debug, thiserror::Error)]
+pub enum InferError {
+    /// It needs more memory than the GPU has.
+    #[error(
+        "out of memory on the GPU: {images} images of {width}x{height} did not fit; give a smaller --batch or --imgsz"
+    )]
+    Memory {
+        images: usize,
+        height: usize,
+        width: usize,
+    },
+    #[error(transparent)]
+    Device(DeviceFailure),
+}
+
+impl InferError {
+    fn of(e: DeviceFailure, batch: &MicroBatch) -> Self {
+        match e {
+            DeviceFailure::Memory(_) => Self::Memory {
+                images: batch.truths.len(),
+                height: batch.height,
+                width: batch.width,
+            },
+            e => Self::Device(e),
+        }
     }
 }
 
@@ -76,16 +114,24 @@ impl<'a> Inference<'a> {
     }
 
     /// Outputs of the one-to-many head, or of the one-to-one head (`end_to_end`), where there are both.
-    #[must_use]
-    pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Inferred {
+    ///
+    /// # Errors
+    /// [`InferError`].
+    pub fn run(&self, batch: &MicroBatch, end_to_end: bool) -> Result<Inferred, InferError> {
         let one = self.network.spec.one_to_one && end_to_end;
         let out = self.forward(batch, Heads { many: !one, one });
         self.read(batch, out, one)
     }
 
     /// As [`run`](Self::run), with the loss of the head whose items are shown.
-    #[must_use]
-    pub fn run_with_loss(&self, batch: &MicroBatch, end_to_end: bool) -> (Inferred, ShownLoss) {
+    ///
+    /// # Errors
+    /// [`InferError`].
+    pub fn run_with_loss(
+        &self,
+        batch: &MicroBatch,
+        end_to_end: bool,
+    ) -> Result<(Inferred, ShownLoss), InferError> {
         let two = self.network.spec.one_to_one;
         let heads = Heads {
             many: !(two && end_to_end),
@@ -106,31 +152,51 @@ impl<'a> Inference<'a> {
             class_weights: self.class_weights.as_deref(),
             topk,
         };
-        let lanes = self.tensors.lanes();
-        let loss = weighted_loss(lossy, &batch.truths, &anchors, &c, 1.0, lanes).1;
-        let loss = ShownLoss::over_lanes(&loss);
-        (self.read(batch, out, two && end_to_end), loss)
+        let loss = loss_of(lossy, &batch.truths, &anchors, &c, self.tensors.lanes());
+        let loss = loss.map_err(|e| InferError::of(e, batch))?;
+        let read = self.read(batch, out, two && end_to_end)?;
+        Ok((read, ShownLoss::over_lanes(&loss)))
     }
 
     fn forward(&self, batch: &MicroBatch, heads: Heads) -> Output {
         self.network
-            .forward(&self.tensors, batch.image(&self.device), heads)
+            .forward(&self.tensors, batch.image(&self.device, DType::F32), heads)
     }
 
-    fn read(&self, batch: &MicroBatch, out: Output, one_to_one: bool) -> Inferred {
+    fn read(
+        &self,
+        batch: &MicroBatch,
+        out: Output,
+        one_to_one: bool,
+    ) -> Result<Inferred, InferError> {
         let used = if one_to_one {
             out.one_to_one
         } else {
             out.one_to_many
         };
         let used = used.expect("the head that was asked for");
-        let read = |t: Tensor<3>| t.into_data().try_to_vec::<f32>().expect("float32 outputs");
-        Inferred {
-            boxes: read(used.boxes),
-            scores: read(used.scores),
+        let read = |t: Tensor<3>| ops::values(t).map_err(|e| InferError::of(e, batch));
+        Ok(Inferred {
+            boxes: read(used.boxes)?,
+            scores: read(used.scores)?,
             anchors: Anchors::new(batch.height, batch.width, &self.network.strides),
-        }
+        })
     }
+}
+
+/// What is shown of a head's loss, by lanes: on GPUs computed there.
+fn loss_of(
+    head: &HeadOutput,
+    truths: &[Vec<GroundTruth>],
+    anchors: &Anchors,
+    c: &Criterion,
+    lanes: &Lanes,
+) -> Result<Vec<ShownLoss>, DeviceFailure> {
+    #[cfg(feature = "gpu")]
+    if ops::on_gpu(&head.scores) {
+        return device_loss::shown_loss(head, truths, anchors, c, lanes);
+    }
+    Ok(weighted_loss(head, truths, anchors, c, 1.0, lanes).1)
 }
 
 impl Inferred {
@@ -149,5 +215,35 @@ impl Inferred {
             boxes.collect(),
             logits.iter().map(|&l| 1.0 / (1.0 + (-l).exp())).collect(),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::batch::{BatchBox, BatchImage, Letterbox};
+
+    #[test]
+    fn boxes_are_scaled_to_what_the_network_takes() {
+        let batch = Batch {
+            height: 4,
+            width: 8,
+            input: (8, 4),
+            pixels: (0..4 * 8 * 3).collect(),
+            images: vec![BatchImage {
+                index: 0,
+                letterbox: Letterbox::IDENTITY,
+            }],
+            boxes: vec![BatchBox {
+                image: 0,
+                class: 3,
+                xyxy: [1.0, 1.0, 7.0, 3.5],
+            }],
+        };
+        let micro = micro_batch(&batch);
+        assert_eq!((micro.height, micro.width), (8, 4));
+        assert_eq!(micro.truths[0][0].xyxy, [0.5, 2.0, 3.5, 7.0]);
+        let image = micro.image(&Device::flex(), DType::F32);
+        assert_eq!(image.dims(), [1, 8, 4, 3]);
     }
 }

@@ -41,7 +41,7 @@ pub use coco::{ClassMetrics, Evaluator, Metrics, coco_api_remarks};
 pub use confusion::ConfusionMatrix;
 pub use curves::{ClassCurves, Curves};
 pub use error::EvalError;
-pub use infer::{Inference, Inferred, micro_batch};
+pub use infer::{InferError, Inference, Inferred, micro_batch};
 pub use merge::{Figures, Validated};
 pub use partial::StateError;
 pub use pictures::BatchPictures;

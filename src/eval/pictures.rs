@@ -231,6 +231,7 @@ mod tests {
         Batch {
             height,
             width,
+            input: (height, width),
             pixels: vec![90; n * width * height * 3],
             images: (0..n)
                 .map(|index| BatchImage {

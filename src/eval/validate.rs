@@ -3,8 +3,8 @@
 use super::merge::{Validated, merge};
 use super::partial::{Partial, StateError};
 use super::{
-    Curves, Detection, EvalError, Inference, Inferred, Metrics, Predictions, SuppressConfig,
-    end_to_end, micro_batch, suppress,
+    Curves, Detection, EvalError, InferError, Inference, Inferred, Metrics, Predictions,
+    SuppressConfig, end_to_end, micro_batch, suppress,
 };
 use crate::data::Split;
 use crate::data::batch::{Batch, Letterbox};
@@ -65,6 +65,8 @@ pub enum ValidateError {
     Loader(#[from] LoaderError),
     #[error(transparent)]
     Eval(#[from] EvalError),
+    #[error(transparent)]
+    Infer(#[from] InferError),
     /// Ctrl-C, on this rank or another.
     #[error("interrupted")]
     Interrupted,
@@ -125,7 +127,7 @@ fn part<'a>(
             return Err(ValidateError::Interrupted);
         }
         let batch = batch?;
-        let (out, loss) = inference.run_with_loss(&micro_batch(&batch), choice.end_to_end);
+        let (out, loss) = inference.run_with_loss(&micro_batch(&batch), choice.end_to_end)?;
         partial.losses.push(loss);
         let found: Vec<Vec<Detection>> = (0..batch.len())
             .into_par_iter()

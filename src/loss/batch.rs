@@ -3,25 +3,29 @@
 use super::{Components, Gains, GroundTruth, HeadLoss};
 use crate::ops;
 use crate::ops::cpu::lanes;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
 /// Images of equal size with their objects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch<'a> {
-    /// `[n, height, width, 3]`, RGB.
+    /// `[n, h, w, 3]`, RGB.
     pub pixels: &'a [u8],
+    /// Their `(h, w)`.
+    pub size: (usize, usize),
+    /// What the network takes, which they are resized to.
     pub height: usize,
     pub width: usize,
-    /// One list per image, corners in pixels of these images.
+    /// One list per image, corners in pixels of what the network takes.
     pub truths: Vec<Vec<GroundTruth>>,
 }
 
 impl MicroBatch<'_> {
-    /// `[n, height, width, 3]` in 0..1.
+    /// `[n, height, width, 3]` in 0..1: float32, on GPUs also float16 and bfloat16.
     #[must_use]
-    pub fn image(&self, device: &Device) -> Tensor<4> {
-        let shape = [self.truths.len(), self.height, self.width, 3];
-        ops::image(self.pixels, shape, device)
+    pub fn image(&self, device: &Device, dtype: DType) -> Tensor<4> {
+        let shape = [self.truths.len(), self.size.0, self.size.1, 3];
+        let to = [self.height, self.width];
+        ops::image(self.pixels, shape, to, device, dtype)
     }
 }
 

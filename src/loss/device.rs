@@ -2,7 +2,14 @@
 
 use super::{Anchors, Criterion, GroundTruth, ShownLoss};
 use crate::loss::Components;
-use crate::ops::gpu::loss::{AnchorTable, Choice, LevelGrid, Measure, Object, SUMS, Truths};
+use crate::model::HeadOutput;
+use crate::ops::DeviceFailure;
+use crate::ops::cpu::lanes::Lanes;
+use crate::ops::gpu::flat;
+use crate::ops::gpu::loss::{
+    AnchorTable, Choice, LevelGrid, Measure, Object, SUMS, Truths, head_loss,
+};
+use burn::tensor::Tensor;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -56,6 +63,37 @@ pub fn measure(c: &Criterion, class_weights: Option<CubeTensor>) -> Measure {
 pub fn class_weights(weights: &[f64], device: &CubeDevice) -> CubeTensor {
     let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
     crate::ops::gpu::loss::class_weights(&weights, device)
+}
+
+/// What is shown of a head's loss, by lanes; waits for it.
+///
+/// # Errors
+/// The device failed.
+///
+/// # Panics
+/// If the head's outputs are not on a GPU.
+pub fn shown_loss(
+    head: &HeadOutput,
+    truths_of: &[Vec<GroundTruth>],
+    anchors_of: &Anchors,
+    c: &Criterion,
+    lanes: &Lanes,
+) -> Result<Vec<ShownLoss>, DeviceFailure> {
+    let raw = |t: &Tensor<3>| flat::primitive(t.clone()).expect("outputs on a GPU");
+    let (boxes, scores) = (raw(&head.boxes), raw(&head.scores));
+    let device = boxes.device.clone();
+    let weights = c.class_weights.map(|w| class_weights(w, &device));
+    let loss = head_loss(
+        boxes,
+        scores,
+        &truths(truths_of, &device),
+        &anchors(anchors_of, &device),
+        &measure(c, weights),
+        1.0,
+        1.0,
+        &lanes.cut(truths_of.len()),
+    );
+    Ok(shown(&flat::download(&loss.sums)?))
 }
 
 /// Sums `[lanes, 4]` as the device leaves them, once they were read.

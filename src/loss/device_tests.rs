@@ -5,7 +5,7 @@ use super::*;
 use crate::loss::TopK;
 use crate::ops::cpu::isa::Isa;
 use crate::ops::cpu::testing::{Numbers, quarters};
-use crate::ops::gpu::arrays::testing::{device, read, tensor};
+use crate::ops::gpu::flat::testing::{device, read, tensor};
 use crate::ops::gpu::loss::{assignment, head_loss};
 use burn::backend::Backend;
 use burn::tensor::DType;

@@ -23,9 +23,8 @@ pub fn weighted_loss(
     lanes: &Lanes,
 ) -> (Tensor<1>, Vec<ShownLoss>) {
     let lanes = lanes.cut(truths.len());
-    // outputs of a GPU come to the host for it: in validation they do so anyway, and training measures them there
-    let by_kernels = ops::kernels_apply(&out.scores) || ops::on_gpu(&out.scores);
-    if !by_kernels {
+    if !ops::kernels_apply(&out.scores) {
+        assert!(ops::HAS_REFERENCE, "{}", ops::NO_REFERENCE);
         // on a graph of its own: the network's must not depend on what is in the images, as every rank has to come to
         // the same collectives
         let apart = HeadOutput {

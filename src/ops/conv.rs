@@ -3,10 +3,9 @@
 use super::cpu::lanes::Lanes;
 use super::extension::{BiasArgs, ConvArgs, Kernels, Record, available};
 use super::ranks::Param;
+use super::reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
-use burn::tensor::module::conv2d;
-use burn::tensor::ops::ConvOptions;
 
 /// Convolution without bias, padding `k/2`.
 ///
@@ -33,24 +32,7 @@ pub fn conv(
             a,
         ));
     }
-    let weight = weight.tensor;
-    let [k, _, ci, co] = weight.dims();
-    let [n, h, w, _] = x.dims();
-    if k == 1 && stride == 1 && groups == 1 {
-        return x
-            .reshape([n * h * w, ci])
-            .matmul(weight.reshape([ci, co]))
-            .reshape([n, h, w, co]);
-    }
-    let p = k / 2;
-    let options = ConvOptions::new([stride, stride], [p, p], [1, 1], groups);
-    let y = conv2d(
-        x.permute([0, 3, 1, 2]),
-        weight.permute([3, 2, 0, 1]),
-        None,
-        options,
-    );
-    y.permute([0, 2, 3, 1])
+    reference::conv(x, weight.tensor, stride, groups)
 }
 
 /// Convolution with bias `[co]`, stride 1, as at the end of a head.

@@ -1,30 +1,34 @@
 //! The detector's differentiable operations on NHWC activations (`[batch, height, width, channel]`).
 //!
-//! Each is written in plain operations of the tensor library, which run on any device and in float32 and float64: the
-//! reference. In float32 on the CPU the kernels of `cpu/` go underneath. The network calls nothing else.
+//! Each is kernels of `cpu/` in float32 on the CPU and of `gpu/` on GPUs; elsewhere (float64) it is plain operations of
+//! the tensor library, the reference. The network calls nothing else.
 
 mod autodiff;
 mod conv;
 pub mod cpu;
 mod extension;
+mod failure;
 mod flex;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 mod memory;
 mod norm;
 pub mod ranks;
+mod reference;
 mod shape;
 
 pub use conv::{conv, conv_bias};
+pub use failure::DeviceFailure;
 pub use memory::trim;
 pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
+pub use reference::HAS_REFERENCE;
+pub(crate) use reference::NO_REFERENCE;
 pub use shape::{add, attend, concat, join, max_pool5, part, split_channels, upsample2};
 
 use burn::backend::Dispatch;
 use burn::backend::flex::Flex;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use extension::Kernels;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The instruction set of the kernels: `YOLO_TRAIN_ISA`, otherwise the machine's best. Whoever starts a run asks
@@ -32,17 +36,6 @@ use std::sync::{Arc, OnceLock};
 pub fn isa() -> cpu::isa::Isa {
     static ISA: OnceLock<cpu::isa::Isa> = OnceLock::new();
     *ISA.get_or_init(|| cpu::isa::Isa::detect().unwrap_or_else(|_| cpu::isa::Isa::best()))
-}
-
-static KERNELS: AtomicBool = AtomicBool::new(true);
-
-/// Whether operations use the kernels where they can; tests compare with and without.
-pub fn set_kernels(on: bool) {
-    KERNELS.store(on, Ordering::Relaxed);
-}
-
-fn kernels_enabled() -> bool {
-    KERNELS.load(Ordering::Relaxed)
 }
 
 /// Whether the CPU's kernels apply to this tensor: float32 on the CPU.
@@ -73,19 +66,10 @@ pub fn on_slices(a: Tensor<3>, b: Tensor<3>, f: SliceFn) -> (Tensor<3>, Tensor<3
     (Tensor::from_dispatch(x), Tensor::from_dispatch(y))
 }
 
-/// Pixels `[n, h, w, 3]` of 0..=255 as an activation of 0..1.
-pub fn image(pixels: &[u8], shape: [usize; 4], device: &Device) -> Tensor<4> {
-    image_of(pixels, shape, device, DType::F32)
-}
-
-/// As [`image()`], of type `dtype`: float32, on GPUs also float16 and bfloat16. On GPUs the bytes travel as they are.
-pub fn image_of(pixels: &[u8], shape: [usize; 4], device: &Device, dtype: DType) -> Tensor<4> {
-    let [_, h, w, _] = shape;
-    resized_image(pixels, shape, [h, w], device, dtype)
-}
-
-/// As [`image_of`], resized to `to` (rows, columns): bilinear, half-pixel centres, no antialiasing.
-pub fn resized_image(
+/// Pixels `[n, h, w, 3]` of 0..=255 as an activation of 0..1, resized to `to` (rows, columns) where that is another size:
+/// bilinear, half-pixel centres, no antialiasing. Of type `dtype`: float32, on GPUs, where bytes travel as they are, also
+/// float16 and bfloat16.
+pub fn image(
     pixels: &[u8],
     shape: [usize; 4],
     to: [usize; 2],
@@ -113,6 +97,19 @@ pub fn resized_image(
     };
     let data = TensorData::new(values, [shape[0], to[0], to[1], shape[3]]);
     Tensor::from_data(data.convert_dtype(dtype), (device, dtype))
+}
+
+/// The values of a float32 tensor outside any graph, on the host; waits for them.
+///
+/// # Errors
+/// The device failed.
+pub fn values<const D: usize>(t: Tensor<D>) -> Result<Vec<f32>, DeviceFailure> {
+    #[cfg(feature = "gpu")]
+    if on_gpu(&t) {
+        return gpu::values(t);
+    }
+    let values = t.into_data().try_to_vec::<f32>();
+    Ok(values.expect("what is read is float32"))
 }
 
 /// `[1]` zero whose backward pass gives `x` the gradient `gradient`, computed outside the graph. It must be the end of

@@ -1,13 +1,11 @@
 //! Batch norm and activation, with the unbiased running variance, eps 1e-3.
 
 use super::cpu::lanes::Lanes;
-use super::extension::{
-    ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, Summed, available,
-};
+use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
 use super::ranks::{Param, Running, Synced};
-use super::{Activation, conv};
+use super::{Activation, conv, reference};
 use burn::backend::Dispatch;
-use burn::tensor::{DType, Tensor, TensorData, activation};
+use burn::tensor::Tensor;
 use std::sync::Arc;
 
 /// Added to the variance (Ioffe and Szegedy 2015; the family's value).
@@ -119,8 +117,6 @@ fn norm_act_moving(
     act: Activation,
     lanes: &Lanes,
 ) -> (Tensor<4>, Option<BatchStats>) {
-    let [n, h, w, c] = x.dims();
-    let rows = n * h * w;
     if available(&x) {
         let statistics = match norm {
             Norm::Batch => Statistics::Batch,
@@ -151,73 +147,5 @@ fn norm_act_moving(
         });
         return (y, stats);
     }
-    let row = |t: Tensor<1>| t.reshape([1, c]);
-    let (device, dtype) = (x.device().inner(), x.dtype());
-    let x = x.reshape([rows, c]);
-    let (centred, var, stats) = match norm {
-        Norm::Batch | Norm::Synced(_) => {
-            let synced = match &norm {
-                Norm::Synced(s) => Some(s),
-                _ => None,
-            };
-            let count = counted(rows, synced);
-            let mean_of = |t: Tensor<2>| {
-                let sum = t.sum_dim(0).reshape([c]);
-                row(over_ranks(sum, synced)) / count.max(1) as f64
-            };
-            let mean = mean_of(x.clone());
-            let d = x - mean.clone();
-            let var = mean_of(d.clone().square());
-            let host = |t: &Tensor<2>| {
-                let data = t.clone().inner().into_data().convert::<f64>();
-                data.try_to_vec::<f64>().expect("converted to float64")
-            };
-            let stats = BatchStats {
-                count,
-                mean: host(&mean),
-                var: host(&var),
-            };
-            (d, var, Some(stats))
-        }
-        Norm::Fixed(s) => {
-            let upload = |v: &[f32]| {
-                let data = TensorData::new(v.to_vec(), [c]);
-                let data = if dtype == DType::F64 {
-                    data.convert::<f64>()
-                } else {
-                    data
-                };
-                Tensor::<1>::from_data(data, (&device, dtype))
-            };
-            (x - row(upload(&s.0)), row(upload(&s.1)), None)
-        }
-    };
-    let scale = row(gamma.tensor) / (var + NORM_EPS).sqrt();
-    let z = (centred * scale + row(beta.tensor)).reshape([n, h, w, c]);
-    let y = match act {
-        Activation::Silu => activation::silu(z),
-        Activation::Identity => z,
-    };
-    (y, stats)
-}
-
-/// Elements of a channel on all ranks.
-fn counted(rows: usize, synced: Option<&Synced>) -> usize {
-    let Some(s) = synced else { return rows };
-    let own = vec![rows as f64];
-    let all = s.ranks.gather(&s.name, "count", own.clone());
-    all.unwrap_or_else(|| vec![own])
-        .iter()
-        .flatten()
-        .sum::<f64>() as usize
-}
-
-/// Sum over ranks, through which gradients pass.
-fn over_ranks(x: Tensor<1>, synced: Option<&Synced>) -> Tensor<1> {
-    let Some(s) = synced else { return x };
-    let s = Summed {
-        ranks: s.ranks.clone(),
-        name: s.name.clone(),
-    };
-    Tensor::from_dispatch(<Dispatch as Kernels>::rank_sum(x.into_dispatch(), s))
+    reference::norm_act(x, gamma.tensor, beta.tensor, norm, act)
 }

@@ -1,10 +1,9 @@
 //! Pooling, upsampling, concatenation, residuals and the products of an attention block.
 
 use super::extension::{AttendArgs, Kernels, Record, available};
+use super::reference;
 use burn::backend::Dispatch;
-use burn::tensor::module::{interpolate, max_pool2d};
-use burn::tensor::ops::{InterpolateMode, InterpolateOptions, MaxPoolOptions};
-use burn::tensor::{Tensor, activation};
+use burn::tensor::Tensor;
 
 /// Maximum over 5x5 windows, stride 1, padding 2: `[n, h, w, c]` -> `[n, h, w, c]`.
 pub fn max_pool5(x: Tensor<4>) -> Tensor<4> {
@@ -14,10 +13,7 @@ pub fn max_pool5(x: Tensor<4>) -> Tensor<4> {
             Record::new(),
         ));
     }
-    let options = MaxPoolOptions::new([5, 5])
-        .with_stride([1, 1])
-        .with_padding([2, 2]);
-    max_pool2d(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
+    reference::max_pool5(x)
 }
 
 /// Nearest-neighbour doubling: `[n, h, w, c]` -> `[n, 2h, 2w, c]`.
@@ -25,10 +21,7 @@ pub fn upsample2(x: Tensor<4>) -> Tensor<4> {
     if available(&x) {
         return Tensor::from_dispatch(<Dispatch as Kernels>::up2(x.into_dispatch()));
     }
-    let [_, h, w, _] = x.dims();
-    let options =
-        InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([2 * h, 2 * w]);
-    interpolate(x.permute([0, 3, 1, 2]), options).permute([0, 2, 3, 1])
+    reference::upsample2(x)
 }
 
 /// Concatenation of channels.
@@ -109,7 +102,7 @@ pub fn attend(
         .clone()
         .reshape([n, positions, heads, 2 * key_dim + head_dim]);
     let v = split_channels(per_head.clone(), 2 * key_dim, head_dim);
-    let values = v.clone().reshape([n, h, w, heads * head_dim]);
+    let values = v.reshape([n, h, w, heads * head_dim]);
     if kernels {
         let a = AttendArgs {
             heads,
@@ -121,9 +114,6 @@ pub fn attend(
             Tensor::from_dispatch(<Dispatch as Kernels>::attended(qkv.into_dispatch(), a));
         return (attended, values);
     }
-    let [q, k] =
-        [0, key_dim].map(|at| split_channels(per_head.clone(), at, key_dim).swap_dims(1, 2));
-    let weights = activation::softmax(q.matmul(k.swap_dims(2, 3)) / (key_dim as f64).sqrt(), 3);
-    let attended = weights.matmul(v.swap_dims(1, 2)).swap_dims(1, 2);
+    let attended = reference::attended(per_head, key_dim, head_dim);
     (attended.reshape([n, h, w, heads * head_dim]), values)
 }

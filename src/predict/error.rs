@@ -1,5 +1,5 @@
 use crate::data::loader::LoaderError;
-use crate::eval::EvalError;
+use crate::eval::{EvalError, InferError};
 use crate::model::weights::WeightsError;
 use crate::report::run_dir::RunDirError;
 use std::path::PathBuf;
@@ -13,6 +13,8 @@ pub enum PredictError {
     Loader(#[from] LoaderError),
     #[error(transparent)]
     Eval(#[from] EvalError),
+    #[error(transparent)]
+    Infer(#[from] InferError),
     #[error(transparent)]
     RunDir(#[from] RunDirError),
     /// An address, a camera, a screen, a video.

@@ -224,7 +224,7 @@ impl<'a> Run<'a> {
         let read: Vec<Read> = files.iter().map(|&f| self.images.plan.take(f)).collect();
         let good = read.iter().filter(|r| matches!(r, Read::Image(_))).count();
         let (found, took) = if good > 0 {
-            self.detect(batch, &mut end.times)
+            self.detect(batch, &mut end.times)?
         } else {
             (vec![vec![]; files.len()], Duration::ZERO)
         };
@@ -260,11 +260,15 @@ impl<'a> Run<'a> {
     }
 
     /// The detections of each image of a batch, and how long they took.
-    fn detect(&self, batch: &Batch, times: &mut Times) -> (Vec<Vec<Detection>>, Duration) {
+    fn detect(
+        &self,
+        batch: &Batch,
+        times: &mut Times,
+    ) -> Result<(Vec<Vec<Detection>>, Duration), PredictError> {
         let started = Instant::now();
         let out = self
             .inference
-            .run(&micro_batch(batch), self.choice.end_to_end);
+            .run(&micro_batch(batch), self.choice.end_to_end)?;
         let computed = started.elapsed();
         let classes = self.settings.classes.as_deref();
         let found = (0..batch.len())
@@ -280,7 +284,7 @@ impl<'a> Run<'a> {
         let took = started.elapsed();
         times.network += computed;
         times.choosing += took - computed;
-        (found, took)
+        Ok((found, took))
     }
 
     fn write(

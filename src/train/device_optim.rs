@@ -6,7 +6,7 @@ use super::optim::{ADAM_EPS, Algorithm, BETA2, Motion, Optimizer};
 use super::schedule::Rates;
 use crate::model::layout::{ClassPart, ParamInfo};
 use crate::model::{HeadOf, Layout, ParamKind};
-use crate::ops::gpu::arrays;
+use crate::ops::gpu::flat;
 use crate::ops::gpu::optim::{
     self, Adam, Flat, Groups, Rule, Status, Totals, blend_statistics, gradient_norm,
 };
@@ -101,13 +101,13 @@ impl DeviceOptimizer {
         let frozen: Vec<_> = norms
             .map(|n| (n.mean().start..n.var().end, usize::from(n.frozen)))
             .collect();
-        let state = |v: &Vec<f32>| (!v.is_empty()).then(|| arrays::upload_f32(device, v));
+        let state = |v: &Vec<f32>| (!v.is_empty()).then(|| flat::upload_f32(device, v));
         Self {
             matrices: optim::muon::Matrices::new(&matrices, &groups),
             frozen: Groups::new(&frozen, device),
             groups,
             examples,
-            first: arrays::upload_f32(device, &optimizer.first),
+            first: flat::upload_f32(device, &optimizer.first),
             second: state(&optimizer.second),
             muon: state(&optimizer.muon),
             plain: Optimizer {

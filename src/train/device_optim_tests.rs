@@ -4,7 +4,8 @@ use crate::model::Network;
 use crate::model::init::{self, State};
 use crate::ops::cpu::isa::Isa;
 use crate::ops::cpu::testing::Numbers;
-use crate::ops::gpu::arrays::testing::{device, read, tensor};
+use crate::ops::gpu::flat::testing::{device, read, tensor};
+use crate::ops::gpu::flat::upload_f32;
 use crate::train::optim::{MAX_NORM, clip_factor};
 use crate::train::{ema, flat};
 use burn::backend::Backend;
@@ -94,8 +95,8 @@ impl OnDevice {
             totals.add(tensor(device, &sums, &[4, 4], DType::F32), one);
         }
         Self {
-            params: arrays::upload_f32(device, &h.state.params),
-            average: arrays::upload_f32(device, &h.average.params),
+            params: upload_f32(device, &h.state.params),
+            average: upload_f32(device, &h.average.params),
             optimizer: DeviceOptimizer::new(&h.layout, &h.optimizer, device),
             device: device.clone(),
             totals,
@@ -109,7 +110,7 @@ impl OnDevice {
         factor: f64,
         bound: f64,
     ) -> (Status, Vec<f32>) {
-        let gradient = arrays::upload_f32(&self.device, gradient);
+        let gradient = upload_f32(&self.device, gradient);
         let flat = Flat {
             params: &self.params,
             average: &self.average,
@@ -240,7 +241,7 @@ fn a_gradient_or_a_loss_that_is_not_finite_changes_nothing() {
             assert_eq!(numbers[2], 0.0);
             d.optimizer.skipped();
             let (average, values) = ([0.5; 8], [1.0; 8]);
-            let [average, values] = [average, values].map(|v| arrays::upload_f32(&device, &v));
+            let [average, values] = [average, values].map(|v| upload_f32(&device, &v));
             let frozen = Groups::new(&[(0..8, 0)], &device);
             blend_statistics(&frozen, &status, &average, &values, 0.5);
             assert_eq!(read(&average), [0.5; 8]);
@@ -288,7 +289,7 @@ fn the_average_of_statistics_follows_but_for_frozen_norms() {
     );
     let mut want = average.clone();
     ema::blend_statistics(&h.layout, &mut want, &values, 0.7);
-    let [values, average] = [values, average].map(|v| arrays::upload_f32(&device, &v));
+    let [values, average] = [values, average].map(|v| upload_f32(&device, &v));
     d.optimizer
         .blend_statistics(&status, &average, &values, 0.7);
     close(&read(&average), &want, None, 1e-6, "statistics");
@@ -309,8 +310,7 @@ fn a_step_has_the_same_bytes_again_and_flat_memory_may_have_any_length() {
             ..Rule::default()
         };
         let totals = Totals::new(3, &device);
-        let upload =
-            |seed: u64| arrays::upload_f32(&device, &Numbers::new(seed).vec(len, -1.0, 1.0));
+        let upload = |seed: u64| upload_f32(&device, &Numbers::new(seed).vec(len, -1.0, 1.0));
         let (params, average, gradient, first) = (upload(1), upload(2), upload(3), upload(4));
         let status = gradient_norm(
             &gradient,
@@ -342,7 +342,7 @@ fn kernels_of_every_algorithm_are_accepted_by_the_device() {
     for algorithm in [Algorithm::Sgd, Algorithm::AdamW, Algorithm::MuSgd] {
         let h = host("yolo26n", algorithm);
         let mut d = OnDevice::new(&h, &device);
-        let gradient = arrays::upload_f32(&device, &gradient(h.layout.param_len, 1));
+        let gradient = upload_f32(&device, &gradient(h.layout.param_len, 1));
         let flat = Flat {
             params: &d.params,
             average: &d.average,
@@ -355,13 +355,13 @@ fn kernels_of_every_algorithm_are_accepted_by_the_device() {
         };
         let status = d.optimizer.step(flat, &RATES, &d.totals, size);
         let statistics = vec![1.0; h.layout.buffer_len];
-        let [average, values] = [0; 2].map(|_| arrays::upload_f32(&device, &statistics));
+        let [average, values] = [0; 2].map(|_| upload_f32(&device, &statistics));
         d.optimizer
             .blend_statistics(&status, &average, &values, 0.5);
         assert_eq!(d.arrays()[0].len(), h.layout.param_len);
         assert_eq!(read(&average).len(), statistics.len());
     }
-    let params = arrays::upload_f32(&device, &[1.0, 0.1, -3.3]);
+    let params = upload_f32(&device, &[1.0, 0.1, -3.3]);
     for dtype in [DType::F16, DType::BF16] {
         if burn_cubecl::CubeBackend::supports_dtype(&device, dtype) {
             assert_eq!(read(&optim::cast(&params, dtype)).len(), 3);
@@ -376,7 +376,7 @@ fn parameters_are_copied_to_half_precision() {
         eprintln!("skipped: the adapter has no f16");
         return;
     }
-    let params = arrays::upload_f32(&device, &[1.0, 0.1, -3.3]);
+    let params = upload_f32(&device, &[1.0, 0.1, -3.3]);
     let half = optim::cast(&params, DType::F16);
     assert_eq!(half.dtype, DType::F16);
     let want = [1.0, 0.1, -3.3].map(|v| half::f16::from_f32(v).to_f32());
@@ -393,7 +393,7 @@ fn rate() {
             let h = host(model, algorithm);
             let mut d = OnDevice::new(&h, &device);
             let n = h.layout.param_len;
-            let gradient = arrays::upload_f32(&device, &gradient(n, 1));
+            let gradient = upload_f32(&device, &gradient(n, 1));
             let mut run = |times: usize| {
                 let start = std::time::Instant::now();
                 for _ in 0..times {

@@ -32,6 +32,10 @@ struct Left {
 
 /// Steps of these micro-batches each.
 fn train(e: &mut Engine, steps: usize, cuts: &[ranks_tests::Cut]) -> Left {
+    train_at(&RATES, e, steps, cuts)
+}
+
+fn train_at(rates: &Rates, e: &mut Engine, steps: usize, cuts: &[ranks_tests::Cut]) -> Left {
     let (mut first, mut all) = (0, ShownLoss::default());
     let mut losses = vec![];
     let mut keep = |l: ShownLoss, all: &mut ShownLoss| {
@@ -45,7 +49,7 @@ fn train(e: &mut Engine, steps: usize, cuts: &[ranks_tests::Cut]) -> Left {
             keep(l, &mut all);
             first += cut.0;
         }
-        e.step(&RATES, SIZE).unwrap().unwrap();
+        e.step(rates, SIZE).unwrap().unwrap();
         // what a device owes
         let l = e.settle().unwrap().unwrap();
         keep(l, &mut all);
@@ -97,6 +101,7 @@ fn assert_near(got: &Left, want: &Left, start: &[f32], bound: f64) {
 
 fn on_the_device_as_on_the_cpu(
     algorithm: Algorithm,
+    rates: &Rates,
     steps: usize,
     cuts: &[ranks_tests::Cut],
     bound: f64,
@@ -106,15 +111,26 @@ fn on_the_device_as_on_the_cpu(
     };
     let start = network_and_state().1.params;
     let mut cpu = engine_on(&Device::flex(), Team::alone(4), algorithm);
-    let want = train(&mut cpu, steps, cuts);
+    let want = train_at(rates, &mut cpu, steps, cuts);
     let mut gpu = engine_on(&device, Team::alone(1), algorithm);
-    let got = train(&mut gpu, steps, cuts);
+    let got = train_at(rates, &mut gpu, steps, cuts);
     assert_near(&got, &want, &start, bound);
 }
 
 #[test]
 fn two_steps_of_sgd_on_a_gpu_are_those_of_the_cpu() {
-    on_the_device_as_on_the_cpu(Algorithm::Sgd, 2, &[(3, SIDE, 1)], 2e-2);
+    on_the_device_as_on_the_cpu(Algorithm::Sgd, &RATES, 2, &[(3, SIDE, 1)], 2e-2);
+}
+
+/// At a rate at which what one step's rounding does to the next is small: at that of the other tests the ways part.
+#[test]
+fn twenty_steps_of_sgd_on_a_gpu_are_those_of_the_cpu() {
+    let rates = Rates {
+        lr: 1e-4,
+        bias_lr: 1e-4,
+        ..RATES
+    };
+    on_the_device_as_on_the_cpu(Algorithm::Sgd, &rates, 20, &[(2, SIDE, 0)], 2e-2);
 }
 
 /// The first step of Adam moves every weight by about the rate, in the direction of its gradient: the few whose gradient is
@@ -122,12 +138,12 @@ fn two_steps_of_sgd_on_a_gpu_are_those_of_the_cpu() {
 #[test]
 fn a_step_of_adamw_with_accumulation_on_a_gpu_is_that_of_the_cpu() {
     let cuts = [(2, SIDE, 0), (1, SIDE, 0)];
-    on_the_device_as_on_the_cpu(Algorithm::AdamW, 1, &cuts, 0.2);
+    on_the_device_as_on_the_cpu(Algorithm::AdamW, &RATES, 1, &cuts, 0.2);
 }
 
 #[test]
 fn a_step_of_musgd_on_a_gpu_is_that_of_the_cpu() {
-    on_the_device_as_on_the_cpu(Algorithm::MuSgd, 1, &[(2, SIDE, 0)], 2e-2);
+    on_the_device_as_on_the_cpu(Algorithm::MuSgd, &RATES, 1, &[(2, SIDE, 0)], 2e-2);
 }
 
 #[test]
@@ -218,6 +234,7 @@ fn a_loss_that_is_not_finite_on_a_gpu_is_found_a_micro_batch_later() {
     let (pixels, truths) = images(0..1, SIDE, 0);
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (SIDE, SIDE),
         height: SIDE,
         width: SIDE,
         truths,
@@ -233,4 +250,36 @@ fn a_loss_that_is_not_finite_on_a_gpu_is_found_a_micro_batch_later() {
     );
     assert!(e.settle().unwrap().is_none());
     assert_eq!(e.culprit, "loss");
+}
+
+/// Of what a driver that computes nothing (`tests/fake-cuda`) lets one see, too: every kernel of a step is translated and launched.
+#[test]
+fn kernels_of_whole_steps_are_accepted_by_the_device_in_every_precision() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    for precision in [Precision::Float32, Precision::Float16, Precision::Bfloat16] {
+        if !device.supports_dtype(precision.dtype()) {
+            eprintln!("skipped: the device has no {precision:?}");
+            continue;
+        }
+        let (pixels, truths) = images(0..2, SIDE, 0);
+        let batch = MicroBatch {
+            pixels: &pixels,
+            size: (SIDE, SIDE),
+            height: SIDE + 32,
+            width: SIDE,
+            truths,
+        };
+        let turn = Turn {
+            images: 2,
+            head_weights: (0.8, 0.2),
+            ends_step: true,
+        };
+        let mut e = engine_on(&device, Team::alone(1), Algorithm::MuSgd).with_precision(precision);
+        e.accumulate(&batch, turn).unwrap();
+        e.step(&RATES, SIZE).unwrap();
+        e.settle().unwrap();
+        e.fetch().unwrap();
+    }
 }

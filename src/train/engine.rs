@@ -170,7 +170,6 @@ impl Engine {
                 &network.layout,
                 &state,
                 &optimizer,
-                Precision::Float32,
                 &team,
                 ranks.clone(),
             ),
@@ -195,21 +194,12 @@ impl Engine {
 
     /// Computes with these numbers; float32 otherwise. On CPUs there are no others.
     #[must_use]
-    pub fn with_precision(self, precision: Precision) -> Self {
+    #[cfg_attr(not(feature = "gpu"), allow(unused_mut, unused_variables))]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
         #[cfg(feature = "gpu")]
-        if self.on_device.is_some() {
-            let on_device = OnDevice::new(
-                &self.device,
-                &self.network.layout,
-                &self.state,
-                &self.optimizer,
-                precision,
-                &self.team,
-                self.ranks.clone(),
-            );
-            return Self { on_device, ..self };
+        if let Some(d) = &mut self.on_device {
+            d.set_precision(precision);
         }
-        let _ = precision;
         self
     }
 
@@ -458,11 +448,8 @@ impl Engine {
             synced: self.team.sync_norms && self.team.group.size() > 1,
             turn,
         };
-        let precision = d.precision();
-        let phases = d.accumulate(batch, &pass).map_err(|e| {
-            let (network, group) = (&self.network, &*self.team.group);
-            e.with_size(network, precision, batch, group.size())
-        })?;
+        let phases = d.accumulate(batch, &pass);
+        let phases = phases.map_err(|e| d.sized(e, &self.network))?;
         self.ranks.check()?;
         self.state.batches_tracked += 1;
         let found = self.found(1)?;
@@ -480,7 +467,8 @@ impl Engine {
         let Some(d) = &mut self.on_device else {
             return Ok(None);
         };
-        let found = d.found(behind, one_to_one)?;
+        let found = d.found(behind, one_to_one);
+        let found = found.map_err(|e| d.sized(e, &self.network))?;
         Ok(match found {
             device::Found::Losses(shown) => Some(shown),
             device::Found::NotFinite(what) => {
@@ -513,7 +501,9 @@ impl Engine {
             many: true,
             one: true,
         };
-        let out = self.network.forward(&tensors, batch.image(&device), heads);
+        let out = self
+            .network
+            .forward(&tensors, batch.image(&device, DType::F32), heads);
         let forward = start.elapsed().as_secs_f64();
         self.team.group.beat("loss and backward");
         let anchors = Anchors::new(batch.height, batch.width, &self.network.strides);
@@ -702,8 +692,9 @@ impl Engine {
         };
         let images = d.lane_images().iter().sum();
         let seen = self.images_seen + images as u64;
-        let done = d.step(&mut self.optimizer, rates, size, images, seen)?;
-        let waited = self.ranks.take_waited().as_secs_f64();
+        let done = d.step(&mut self.optimizer, rates, size, images, seen);
+        let done = done.map_err(|e| d.sized(e, &self.network))?;
+        let waited = d.waited() + self.ranks.take_waited().as_secs_f64();
         self.ranks.check()?;
         if done == device::Done::NotFinite {
             return Ok(None);

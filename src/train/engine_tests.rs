@@ -96,6 +96,7 @@ fn micro_batches_add_up_to_the_gradient_of_the_large_batch() {
             for w in cuts.windows(2) {
                 let part = MicroBatch {
                     pixels: &pixels[w[0] * one..w[1] * one],
+                    size: (64, 64),
                     height: 64,
                     width: 64,
                     truths: truths[w[0]..w[1]].to_vec(),
@@ -136,13 +137,14 @@ fn with_frozen_norms_an_image_gives_the_same_bytes_alone_and_in_a_batch() {
     let run = |pixels: &[u8], truths: Vec<Vec<GroundTruth>>| {
         let batch = MicroBatch {
             pixels,
+            size: (64, 64),
             height: 64,
             width: 64,
             truths,
         };
         let t = Tensors::new(&e.network.layout, &e.state.params, &device, DType::F32)
             .with_running_stats(&e.network.layout, &e.state.buffers);
-        let x = batch.image(&device).require_grad();
+        let x = batch.image(&device, DType::F32).require_grad();
         let out = e
             .network
             .forward(
@@ -194,6 +196,7 @@ fn a_step_shorter_than_a_full_one_weighs_its_images() {
     let (pixels, truths) = (pixels(1), truths(1));
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (64, 64),
         height: 64,
         width: 64,
         truths,
@@ -216,6 +219,7 @@ fn a_loss_that_is_not_finite_is_reported_and_changes_nothing() {
     let (pixels, truths) = (pixels(1), truths(1));
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (64, 64),
         height: 64,
         width: 64,
         truths,
@@ -233,6 +237,7 @@ fn what_is_frozen_keeps_its_bytes_and_the_rest_gets_the_same_gradient() {
     let (pixels, truths) = (pixels(2), truths(2));
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (64, 64),
         height: 64,
         width: 64,
         truths,
@@ -311,6 +316,7 @@ fn class_weights_change_the_loss_of_training() {
     let (pixels, truths) = (pixels(1), truths(1));
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (64, 64),
         height: 64,
         width: 64,
         truths,
@@ -329,6 +335,7 @@ fn training_on_one_image_lowers_its_loss() {
     let (pixels, truths) = (pixels(2), truths(2));
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (64, 64),
         height: 64,
         width: 64,
         truths,

@@ -373,13 +373,7 @@ impl StepGradient {
                 }
             }
         }
-        if self.alone() {
-            return Ok(own);
-        }
-        let call = Call::bulk("gradients of a step that is under way");
-        let all = self.group.all_gather_variable(call, own.into()).wait()?;
-        let all = all.into_iter().filter_map(Buffer::into_vec::<f32>);
-        Ok(all.flatten().collect())
+        gather_lanes(&*self.group, own)
     }
 
     /// Goes on with what [`Self::gather`] and [`Self::lane_images`] gave, on however many ranks.
@@ -487,4 +481,18 @@ impl GradientSink for StepGradient {
             self.start(inner);
         }
     }
+}
+
+/// The gradients of the lanes of all ranks, from those of the `own` ones. All ranks call it.
+///
+/// # Errors
+/// Those of a collective.
+pub(super) fn gather_lanes(group: &dyn ProcessGroup, own: Vec<f32>) -> Result<Vec<f32>, DistError> {
+    if group.size() == 1 {
+        return Ok(own);
+    }
+    let call = Call::bulk("gradients of a step that is under way");
+    let all = group.all_gather_variable(call, own.into()).wait()?;
+    let all = all.into_iter().filter_map(Buffer::into_vec::<f32>);
+    Ok(all.flatten().collect())
 }

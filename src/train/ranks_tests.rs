@@ -91,6 +91,7 @@ pub(super) fn accumulate(
     let (pixels, truths) = images(first + own.start..first + own.end, side, backgrounds);
     let batch = MicroBatch {
         pixels: &pixels,
+        size: (side, side),
         height: side,
         width: side,
         truths,
@@ -467,6 +468,7 @@ fn a_loss_that_is_not_finite_on_one_rank_is_reported_on_all() {
         let (pixels, truths) = images(0..2, 64, 0);
         let batch = MicroBatch {
             pixels: &pixels,
+            size: (64, 64),
             height: 64,
             width: 64,
             truths,

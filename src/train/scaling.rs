@@ -7,6 +7,7 @@ use super::bench::Bed;
 use super::engine::{Engine, Team, Turn};
 use super::error::TrainError;
 use super::gradients::Buckets;
+use super::precision::Precision;
 use super::session::{cores_of_rank, gains};
 use super::spread::Spread;
 use super::together::agree;
@@ -88,6 +89,17 @@ pub struct Row {
     pub of_independent: Spread,
     /// Milliseconds of a step that the slowest rank waited for others.
     pub exposed_ms: Spread,
+    /// Milliseconds of a step by phases, on the slowest rank each.
+    pub phases_ms: PhasesMs,
+}
+
+/// Milliseconds of the phases of a step, medians; waiting for other ranks is within them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct PhasesMs {
+    pub forward: f64,
+    pub loss: f64,
+    pub backward: f64,
+    pub optimizer: f64,
 }
 
 /// What the bench found.
@@ -171,18 +183,24 @@ pub fn run(
                 },
                 Way::Independent | Way::OneProcess => Team::alone(lanes),
             };
-            (way, engine(settings, &bed, team))
+            Ok((way, engine(settings, &bed, team)?))
         })
-        .collect();
-    let mut found: Vec<Vec<[f64; 2]>> = vec![vec![]; Way::ALL.len()];
-    for round in 0..=rounds {
+        .collect::<Result<_, TrainError>>()?;
+    // On devices phases are seconds of theirs only where each is waited for, which slows a step down: in a round of its own.
+    let apart = engines.iter().any(|(_, e)| e.is_behind());
+    let last = if apart { rounds + 1 } else { rounds };
+    let mut found: Vec<Found> = vec![Found::default(); Way::ALL.len()];
+    for round in 0..=last {
+        if round > rounds {
+            engines.iter_mut().for_each(|(_, e)| e.time_phases());
+        }
         for (way, found) in Way::ALL.into_iter().zip(&mut found) {
             let here = engines.iter_mut().find(|(w, _)| *w == way);
             let call = Call::latency("ranks begin").within(LONG);
             group.barrier(call).wait()?;
             let start = Instant::now();
-            let exposed = match (way, here) {
-                (Way::OneProcess, None) => Ok(0.0),
+            let spent = match (way, here) {
+                (Way::OneProcess, None) => Ok(Spent::default()),
                 (Way::OneProcess, Some((_, e))) => {
                     whole_pool.install(|| steps(settings, &bed, e, &whole, settings.batch))
                 }
@@ -195,7 +213,8 @@ pub fn run(
                     own_pool.install(|| steps(settings, &bed, e, &own, settings.batch))
                 }
             }?;
-            let figures = vec![start.elapsed().as_secs_f64(), exposed];
+            let seconds = start.elapsed().as_secs_f64();
+            let figures = [&[seconds][..], &spent].concat();
             let call = Call::latency("figures").within(LONG);
             let all = group.all_gather(call, Buffer::F64(figures)).wait()?;
             let all: Vec<Vec<f64>> = all.into_iter().filter_map(Buffer::into_vec).collect();
@@ -212,27 +231,35 @@ pub fn run(
                 Way::OneProcess => images / all[0][0],
                 Way::Ranks { .. } => images / all.iter().map(|t| t[0]).fold(0.0, f64::max),
             };
-            let exposed = all.iter().map(|t| t[1]).fold(0.0, f64::max);
-            if round > 0 {
-                found.push([rate, exposed * 1e3 / settings.steps as f64]);
+            let slowest = |i: usize| all.iter().map(|t| t[i]).fold(0.0, f64::max);
+            let ms = |i: usize| slowest(1 + i) * 1e3 / settings.steps as f64;
+            if (1..=rounds).contains(&round) {
+                found.rates.push(rate);
+            }
+            if round > 0 && (!apart || round > rounds) {
+                found.spent.push(std::array::from_fn(ms));
             }
         }
     }
     if group.rank() != 0 {
         return Ok(None);
     }
-    let independent: Vec<f64> = found[0].iter().map(|f| f[0]).collect();
-    let row = |(way, found): (Way, &Vec<[f64; 2]>)| Row {
-        way,
-        images_per_s: Spread::of(found.iter().map(|f| f[0]).collect()),
-        of_independent: Spread::of(
-            found
-                .iter()
-                .zip(&independent)
-                .map(|(f, i)| f[0] / i)
-                .collect(),
-        ),
-        exposed_ms: Spread::of(found.iter().map(|f| f[1]).collect()),
+    let independent = &found[0].rates;
+    let row = |(way, found): (Way, &Found)| {
+        let spread = |i: usize| Spread::of(found.spent.iter().map(|s| s[i]).collect());
+        let ratios = found.rates.iter().zip(independent).map(|(f, i)| f / i);
+        Row {
+            way,
+            images_per_s: Spread::of(found.rates.clone()),
+            of_independent: Spread::of(ratios.collect()),
+            exposed_ms: spread(0),
+            phases_ms: PhasesMs {
+                forward: spread(1).median,
+                loss: spread(2).median,
+                backward: spread(3).median,
+                optimizer: spread(4).median,
+            },
+        }
     };
     Ok(Some(Scaling {
         model: bed.network.spec.name.clone(),
@@ -247,6 +274,18 @@ pub fn run(
         engine: group.engine(),
         rows: Way::ALL.into_iter().zip(&found).map(row).collect(),
     }))
+}
+
+/// Seconds of a round's steps: waiting for others, then forward, loss, backward, optimizer.
+type Spent = [f64; 5];
+
+/// Of a way, by rounds.
+#[derive(Debug, Clone, Default)]
+struct Found {
+    /// Images a second.
+    rates: Vec<f64>,
+    /// As [`Spent`], in milliseconds of a step.
+    spent: Vec<Spent>,
 }
 
 /// The first full batches of an epoch, as far as this shard holds them.
@@ -268,23 +307,25 @@ fn batches(settings: &Settings, bed: &Bed, shard: Shard) -> Result<Vec<Batch>, T
     Ok(batches)
 }
 
-fn engine(settings: &Settings, bed: &Bed, team: Team) -> Engine {
+fn engine(settings: &Settings, bed: &Bed, team: Team) -> Result<Engine, TrainError> {
     let network = bed.network.clone();
     let state = init::init(&network, settings.seed);
     let optimizer = bed.plan.optimizer(settings.weight_decay, &network.layout);
     let device = crate::gpu::assigned().burn_device();
-    Engine::new(network, state, optimizer, gains(settings), &device, team)
+    let (precision, _) = Precision::of(settings, &device)?;
+    let engine = Engine::new(network, state, optimizer, gains(settings), &device, team);
+    Ok(engine.with_precision(precision))
 }
 
-/// Trains `--steps` steps; the seconds that other ranks were waited for.
+/// Trains `--steps` steps to their end.
 fn steps(
     settings: &Settings,
     bed: &Bed,
     e: &mut Engine,
     batches: &[Batch],
     images: usize,
-) -> Result<f64, TrainError> {
-    let mut exposed = 0.0;
+) -> Result<Spent, TrainError> {
+    let mut spent = Spent::default();
     for step in 0..settings.steps {
         let batch = &batches[step % batches.len()];
         let not_finite = |what| TrainError::NotFinite {
@@ -301,13 +342,25 @@ fn steps(
         };
         e.accumulate(&micro_batch(batch), turn)?
             .ok_or_else(|| not_finite("loss"))?;
+        let start = Instant::now();
         let rates = bed.plan.schedule.rates(0, 0);
         let done = e
             .step(&rates, bed.plan.size)?
             .ok_or_else(|| not_finite("gradient"))?;
-        exposed += e.phases.waited + done.waited;
+        let p = e.phases;
+        let optimizer = start.elapsed().as_secs_f64();
+        let of_step = [
+            p.waited + done.waited,
+            p.forward,
+            p.loss,
+            p.backward,
+            optimizer,
+        ];
+        spent.iter_mut().zip(of_step).for_each(|(sum, s)| *sum += s);
     }
-    Ok(exposed)
+    // a device may have work left
+    let _ = e.settle()?;
+    Ok(spent)
 }
 
 impl Scaling {
@@ -329,12 +382,29 @@ impl Scaling {
                     spread(r.images_per_s, 2),
                     spread(r.of_independent, 3),
                     spread(r.exposed_ms, 1),
+                    [
+                        r.phases_ms.forward,
+                        r.phases_ms.loss,
+                        r.phases_ms.backward,
+                        r.phases_ms.optimizer,
+                    ]
+                    .map(|ms| format!("{ms:.1}"))
+                    .join(" "),
                 ]
             })
             .collect();
         format!(
             "{}{} {}x{}, {} ranks ({}) of {} thread{}, batch {}, buckets of {} MiB, {}; {} rounds of {} steps, median (least to greatest)\n",
-            table(&["way", "images/s", "of independent", "exposed ms"], &rows),
+            table(
+                &[
+                    "way",
+                    "images/s",
+                    "of independent",
+                    "exposed ms",
+                    "forward, loss, backward, optimizer ms"
+                ],
+                &rows
+            ),
             self.model,
             self.imgsz,
             self.imgsz,

@@ -132,6 +132,8 @@ fn leave_collectives(folder: &Path, group: &dyn ProcessGroup) -> Option<PathBuf>
     for entry in group.log() {
         let _ = writeln!(text, "{entry}");
     }
+    // a disk that takes its time must not look like a rank that hangs (`exit_when_stuck`)
+    group.beat("end of the run");
     let name = format!("collectives-rank-{rank}.txt");
     let elsewhere = format!("yolo-train-{}-{name}", std::process::id());
     [folder.join(name), std::env::temp_dir().join(elsewhere)]

@@ -157,10 +157,7 @@ impl RanksError {
 pub fn only_one(settings: &Settings, command: Command) -> anyhow::Result<()> {
     match settings.ranks()? {
         1 => {
-            take(
-                gpu::resolve(&settings.device_request()?, &settings.device)?,
-                true,
-            );
+            take(resolve(settings)?, true);
             Ok(())
         }
         ranks => Err(usage(DeviceError::OneRank {
@@ -246,16 +243,10 @@ pub fn run(
     }
     match place {
         Place::Alone => {
-            take(
-                gpu::resolve(&settings.device_request()?, &settings.device)?,
-                true,
-            );
+            take(resolve(settings)?, true);
             alone(work)
         }
-        Place::Lead(nodes) => {
-            let found = gpu::resolve(&settings.device_request()?, &settings.device)?;
-            lead::lead(&nodes, settings, &found)
-        }
+        Place::Lead(nodes) => lead::lead(&nodes, settings, &resolve(settings)?),
         Place::Launched(launched) => {
             let device = || -> anyhow::Result<()> {
                 let request = settings.device_request()?;
@@ -286,17 +277,19 @@ pub fn run(
     }
 }
 
+/// The devices that `--device` stands for.
+fn resolve(settings: &Settings) -> anyhow::Result<Resolved> {
+    Ok(gpu::resolve(&settings.device_request()?, &settings.device)?)
+}
+
 /// Makes the first device the one of this process; one process tells the user about it.
 fn take(found: Resolved, tells: bool) {
     if tells && let Some(note) = found.note {
         Console::new().note(note);
     }
-    found
-        .devices
-        .first()
-        .copied()
-        .into_iter()
-        .for_each(gpu::assign);
+    if let Some(device) = found.devices.first() {
+        gpu::assign(*device);
+    }
 }
 
 fn alone(

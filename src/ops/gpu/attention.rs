@@ -289,7 +289,7 @@ impl Block {
         unsafe {
             product_kernel::launch_unchecked(
                 client,
-                cubes(client, batch * tiles),
+                cubes(batch * tiles),
                 cube_dim(),
                 arg(a.tensor, 1),
                 arg(b.tensor, 1),
@@ -328,7 +328,7 @@ impl Block {
         unsafe {
             softmax_kernel::launch_unchecked(
                 client,
-                cubes(client, rows),
+                cubes(rows),
                 CubeDim::new_1d(ROW_UNITS as u32),
                 arg(&weights, 1),
                 rows,
@@ -375,7 +375,7 @@ pub(super) fn attended_dqkv(d: &T, qkv: &T, a: &AttendArgs) -> T {
     unsafe {
         softmax_gradient_kernel::launch_unchecked(
             client,
-            cubes(client, rows),
+            cubes(rows),
             CubeDim::new_1d(ROW_UNITS as u32),
             arg(&weights, 1),
             arg(&gradient, 1),

@@ -172,7 +172,7 @@ fn gather(a: &T, w: &T, out: &T, s: &Sizes, turned: bool) {
     unsafe {
         gemm::gather_kernel::launch_unchecked(
             client,
-            cubes(client, classes * tiles_m * tiles_n),
+            cubes(classes * tiles_m * tiles_n),
             cube_dim(),
             va,
             vb,
@@ -302,7 +302,7 @@ fn weights(
     unsafe {
         gemm::weight_kernel::launch_unchecked(
             client,
-            cubes(client, pieces * tiles[0] * tiles[1]),
+            cubes(pieces * tiles[0] * tiles[1]),
             cube_dim(),
             va,
             vb,

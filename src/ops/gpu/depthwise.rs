@@ -152,7 +152,7 @@ fn filter(a: &T, w: &T, out: &T, s: &Sizes, from: [usize; 2], to: [usize; 2], tu
     let v = vector(&[a, w, out], &[s.ci]);
     let total = s.n * to[0] * to[1] * s.ci / v;
     let client = &a.client;
-    let (count, dim) = units(client, total);
+    let (count, dim) = units(total);
     // SAFETY: a unit for each vector of the output; reads are masked by the sizes.
     unsafe {
         filter_kernel::launch_unchecked(
@@ -196,7 +196,7 @@ pub(super) fn backward_weight(
         unsafe {
             weight_kernel::launch_unchecked(
                 client,
-                cubes(client, pieces * p.blocks),
+                cubes(pieces * p.blocks),
                 cube_dim(),
                 v,
                 arg(x, v),

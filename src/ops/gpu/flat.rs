@@ -5,7 +5,8 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, CubeDevice};
 use bytemuck::Pod;
-use cubecl::server::ServerError;
+
+use crate::ops::DeviceFailure;
 
 /// Elements that a view's place in an array is a multiple of: bindings of 256 bytes also of 16-bit numbers, which every
 /// device accepts.
@@ -51,7 +52,7 @@ pub fn upload<T: Pod>(
 ///
 /// # Errors
 /// The device failed.
-pub fn download<T: Pod>(t: &CubeTensor) -> Result<Vec<T>, ServerError> {
+pub fn download<T: Pod>(t: &CubeTensor) -> Result<Vec<T>, DeviceFailure> {
     let bytes = t.client.read_one(t.handle.clone())?;
     let len = t.meta.num_elements() * size_of::<T>();
     Ok(bytemuck::pod_collect_to_vec(&bytes[..len]))
@@ -91,6 +92,18 @@ pub fn view(array: &CubeTensor, offset: usize, shape: impl Into<Shape>) -> CubeT
     )
 }
 
+/// `[len]` of float32.
+#[must_use]
+pub fn upload_f32(device: &CubeDevice, values: &[f32]) -> CubeTensor {
+    upload(device, values, [values.len()], DType::F32)
+}
+
+/// `[len]` of u32.
+#[must_use]
+pub fn upload_u32(device: &CubeDevice, values: &[u32]) -> CubeTensor {
+    upload(device, values, [values.len()], DType::U32)
+}
+
 /// As a tensor of the library, outside any graph.
 #[must_use]
 pub fn tensor<const D: usize>(t: CubeTensor) -> Tensor<D> {
@@ -101,4 +114,43 @@ pub fn tensor<const D: usize>(t: CubeTensor) -> Tensor<D> {
 #[must_use]
 pub fn primitive<const D: usize>(t: Tensor<D>) -> Option<CubeTensor> {
     t.try_into_primitive::<CubeBackend>().ok()
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    pub(crate) use super::super::testing::cube_device as device;
+
+    /// `values` as `dtype`, of this shape.
+    pub(crate) fn tensor(
+        device: &CubeDevice,
+        values: &[f32],
+        shape: &[usize],
+        dtype: DType,
+    ) -> CubeTensor {
+        let shape = Shape::from(shape.to_vec());
+        let t = upload(device, values, shape, DType::F32);
+        burn_cubecl::kernel::cast(t, dtype)
+    }
+
+    /// The values of a contiguous tensor as float32.
+    pub(crate) fn read(t: &CubeTensor) -> Vec<f32> {
+        let n = t.meta.shape().iter().product();
+        // what the tensor library makes may have gaps between rows
+        let t =
+            burn_cubecl::kernel::into_contiguous(burn_cubecl::kernel::cast(t.clone(), DType::F32));
+        let bytes = t.client.read_one(t.handle).expect("the device answers");
+        bytemuck::pod_collect_to_vec::<u8, f32>(&bytes)[..n].to_vec()
+    }
+
+    /// As [`read`], of u32.
+    pub(crate) fn read_u32(t: &CubeTensor) -> Vec<u32> {
+        let n = t.meta.shape().iter().product();
+        let bytes = t
+            .client
+            .read_one(t.handle.clone())
+            .expect("the device answers");
+        bytemuck::pod_collect_to_vec::<u8, u32>(&bytes)[..n].to_vec()
+    }
 }

@@ -1,21 +1,29 @@
 //! Images from bytes: pixels travel as they are and become activations on the device.
 
+use super::flat;
 use super::launch::{T, arg, elem, len, units};
 use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use cubecl::prelude::*;
 
+/// Bytes that are uploaded at once. Less than what CubeCL copies through pinned memory, so that the host need not wait
+/// for it and it runs beside kernels.
+const PIECE: usize = 32 << 20;
+
 /// The bytes of `pixels` in words: WebGPU knows no bytes.
 fn words(pixels: &[u8], device: &CubeDevice) -> T {
-    let client = device.client();
     let count = pixels.len().div_ceil(4).max(1);
-    let mut padded = Vec::with_capacity(4 * count);
-    padded.extend_from_slice(pixels);
-    padded.resize(4 * count, 0);
-    // copied once here; on CUDA the runtime's thread takes it through pinned memory
-    let handle = client.create(burn::tensor::Bytes::from_bytes_vec(padded));
-    T::new_contiguous(client, device.clone(), [count].into(), handle, DType::U32)
+    let words = flat::empty(device, [count], DType::U32);
+    for (i, piece) in pixels.chunks(PIECE).enumerate() {
+        let mut bytes = Vec::with_capacity(piece.len().next_multiple_of(4));
+        bytes.extend_from_slice(piece);
+        bytes.resize(piece.len().next_multiple_of(4), 0);
+        let part = flat::view(&words, i * PIECE / 4, [bytes.len() / 4]);
+        let bytes = burn::tensor::Bytes::from_bytes_vec(bytes);
+        words.client.write(&part.handle, bytes);
+    }
+    words
 }
 
 /// Byte `i`, as a fraction of 255.
@@ -105,7 +113,7 @@ pub(in crate::ops) fn image(
     let count = len(&out);
     if count > 0 {
         let words = words(pixels, device);
-        let (cubes, dim) = units(&out.client, count);
+        let (cubes, dim) = units(count);
         // SAFETY: a unit for each byte.
         unsafe {
             unit_kernel::launch_unchecked(
@@ -135,7 +143,7 @@ pub(in crate::ops) fn resized(
     let count = len(&out);
     if count > 0 {
         let words = words(pixels, device);
-        let (cubes, dim) = units(&out.client, count);
+        let (cubes, dim) = units(count);
         // SAFETY: a unit for each value; reads end at the image's edges.
         unsafe {
             resize_kernel::launch_unchecked(

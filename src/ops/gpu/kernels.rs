@@ -1,6 +1,7 @@
 //! `Kernels` on Burn's CubeCL backend.
 
-use super::launch::{Cut, T, dense, dims4, upload};
+use super::flat;
+use super::launch::{Cut, T, dense, dims4};
 use super::norm::{Places, Source};
 use super::sums::{Target, cast};
 use super::{attention, conv, norm, pool, shape, sums};
@@ -66,7 +67,8 @@ pub(crate) fn gather_through_host(
     let values = floats(own.clone()).into_iter().map(f64::from).collect();
     let all = ranks.gather(of, what, values)?;
     let all: Vec<f32> = all.into_iter().flatten().map(|v| v as f32).collect();
-    Some(upload(&own, &all, [all.len() / width.max(1), width]))
+    let shape = [all.len() / width.max(1), width];
+    Some(flat::upload(&own.device, &all, shape, DType::F32))
 }
 
 /// What `rows` of statistics are of: all lanes where an exchange brought them together, otherwise the own ones.
@@ -116,7 +118,8 @@ impl Kernels for CubeBackend {
     fn conv_folded(x: T, w: T, a: ConvArgs, f: Folded) -> T {
         let y = Self::conv(x, w, a);
         let c = f.scale.len();
-        let [scale, shift] = [&f.scale, &f.shift].map(|v| upload(&y, v, [c]));
+        let [scale, shift] =
+            [&f.scale, &f.shift].map(|v| flat::upload(&y.device, v, [c], DType::F32));
         shape::affine(&y, &scale, &shift, f.silu)
     }
     fn bias(y: T, b: T, _: BiasArgs) -> T {
@@ -140,7 +143,12 @@ impl Kernels for CubeBackend {
             Statistics::Fixed(s) => {
                 // those of the device, where there are some
                 let places = running.map(|r| r.0).unwrap_or_else(|| Places {
-                    flat: upload(&y, &[&s.0[..], &s.1[..]].concat(), [2 * c]),
+                    flat: flat::upload(
+                        &y.device,
+                        &[&s.0[..], &s.1[..]].concat(),
+                        [2 * c],
+                        DType::F32,
+                    ),
                     mean: 0,
                     var: c,
                 });
@@ -222,13 +230,8 @@ impl Kernels for CubeBackend {
     fn sum(a: T, b: T) -> T {
         shape::sum(&dense(a), &dense(b))
     }
-    fn on_slices(a: T, b: T, f: Slices) -> (T, T) {
-        let (va, vb) = (floats(a.clone()), floats(b.clone()));
-        let (mut x, mut y) = (vec![0.0; va.len()], vec![0.0; vb.len()]);
-        (f.0)(&va, &vb, &mut x, &mut y);
-        let back =
-            |like: &T, v: &[f32]| cast(upload(like, v, like.meta.shape().clone()), like.dtype);
-        (back(&a, &x), back(&b, &y))
+    fn on_slices(_: T, _: T, _: Slices) -> (T, T) {
+        unreachable!("what is on a GPU is computed there")
     }
     fn rank_sum(x: T, s: Summed) -> T {
         let own: Vec<f64> = floats(x.clone()).into_iter().map(f64::from).collect();
@@ -238,7 +241,10 @@ impl Kernels for CubeBackend {
             sum.iter_mut().zip(of_rank).for_each(|(s, v)| *s += v);
         }
         let sum: Vec<f32> = sum.into_iter().map(|v| v as f32).collect();
-        cast(upload(&x, &sum, x.meta.shape().clone()), x.dtype)
+        cast(
+            flat::upload(&x.device, &sum, x.meta.shape().clone(), DType::F32),
+            x.dtype,
+        )
     }
     fn injected(x: T, gradient: T) -> T {
         assert_eq!(
@@ -246,7 +252,7 @@ impl Kernels for CubeBackend {
             gradient.meta.shape(),
             "a gradient has the shape of what it belongs to"
         );
-        upload(&x, &[0.0], [1])
+        flat::upload_f32(&x.device, &[0.0])
     }
     fn attended(qkv: T, a: AttendArgs) -> T {
         attention::attended(&dense(qkv), &a)

@@ -17,6 +17,9 @@ pub(super) type T = CubeTensor;
 /// Units of a cube: what every WebGPU adapter has.
 pub(super) const UNITS: usize = 256;
 
+/// Most cubes of a dimension that every runtime takes.
+const MOST_CUBES: u32 = 65_535;
+
 /// Element type of a kernel.
 pub(super) fn elem(dtype: DType) -> ElemType {
     match dtype {
@@ -42,13 +45,6 @@ pub(super) fn empty(like: &T, shape: impl Into<Shape>, dtype: DType) -> T {
 /// As [`empty`], of at least one element: for tables that a kernel binds whatever their length.
 pub(super) fn table(like: &T, len: usize) -> T {
     empty(like, [len.max(1)], DType::F32)
-}
-
-/// Values from the host.
-pub(super) fn upload(like: &T, values: &[f32], shape: impl Into<Shape>) -> T {
-    let handle = like.client.create_from_slice(bytemuck::cast_slice(values));
-    let (client, device) = (like.client.clone(), like.device.clone());
-    CubeTensor::new_contiguous(client, device, shape.into(), handle, DType::F32)
 }
 
 /// The elements of a contiguous tensor as vectors of `vector`.
@@ -79,15 +75,25 @@ pub(super) fn vector(tensors: &[&T], counts: &[usize]) -> usize {
     [4, 2].into_iter().find(fits).unwrap_or(1)
 }
 
+/// The most elements that the device reads at once of a type of `size` bytes, which divide `len`.
+pub(super) fn vector_size(client: &Client, size: usize, len: usize) -> VectorSize {
+    client
+        .io_optimized_vector_sizes(size)
+        .filter(|v| len.is_multiple_of(*v))
+        .max()
+        .unwrap_or(1)
+}
+
 /// `n` cubes: `CUBE_POS` counts them, and may go on behind the last.
-pub(super) fn cubes(client: &Client, n: usize) -> CubeCount {
-    cubecl::calculate_cube_count_elemwise(client, n, CubeDim::new_1d(1))
+pub(super) fn cubes(n: usize) -> CubeCount {
+    let n = u32::try_from(n).unwrap_or(u32::MAX).max(1);
+    let y = n.div_ceil(MOST_CUBES);
+    CubeCount::Static(n.div_ceil(y), y, 1)
 }
 
 /// Cubes for `n` units of work, which `ABSOLUTE_POS` counts, and may go on behind the last.
-pub(super) fn units(client: &Client, n: usize) -> (CubeCount, CubeDim) {
-    let dim = CubeDim::new_1d(UNITS as u32);
-    (cubecl::calculate_cube_count_elemwise(client, n, dim), dim)
+pub(super) fn units(n: usize) -> (CubeCount, CubeDim) {
+    (cubes(n.div_ceil(UNITS)), cube_dim())
 }
 
 pub(super) fn cube_dim() -> CubeDim {
@@ -159,5 +165,31 @@ impl Plan {
             chunk,
             per_image: rows.div_ceil(chunk),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::gpu::flat;
+    use crate::ops::gpu::flat::testing::{device, read_u32};
+
+    #[cube(launch)]
+    fn numbers_kernel(out: &mut [u32], n: u32) {
+        if CUBE_POS < n as usize {
+            out[CUBE_POS] = CUBE_POS as u32;
+        }
+    }
+
+    #[test]
+    fn more_cubes_than_a_dimension_takes_are_counted_through() {
+        let Some(device) = device() else { return };
+        let n = MOST_CUBES as usize + 4_466;
+        let out = flat::empty(&device, [n], DType::U32);
+        let (client, dim) = (device.client(), CubeDim::new_1d(1));
+        let arg = out.clone().into_buffer_arg();
+        numbers_kernel::launch(&client, cubes(n), dim, arg, n as u32);
+        let got = read_u32(&out);
+        assert!(got.iter().enumerate().all(|(i, &v)| i == v as usize));
     }
 }

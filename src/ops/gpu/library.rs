@@ -161,7 +161,7 @@ pub(super) fn put_filters(
     let own = parts.meta.shape()[0];
     let put = |out: &T, stride: usize, offset: usize, add: bool| {
         let client = &parts.client;
-        let (count, dim) = units(client, own * s.weights());
+        let (count, dim) = units(own * s.weights());
         // SAFETY: a unit for each weight of each lane.
         unsafe {
             put_filters_kernel::launch_unchecked(

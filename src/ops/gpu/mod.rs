@@ -12,7 +12,6 @@
     clippy::large_enum_variant
 )]
 
-pub(crate) mod arrays;
 mod attention;
 mod conv;
 #[cfg(feature = "cuda")]
@@ -20,6 +19,7 @@ mod cudnn;
 #[cfg(feature = "cuda")]
 mod cudnn_stream;
 mod depthwise;
+mod failure;
 pub mod flat;
 mod gemm;
 mod image;
@@ -39,7 +39,7 @@ mod sums;
 
 pub(crate) use kernels::gather_through_host;
 
-use burn::backend::DispatchDevice;
+use super::DeviceFailure;
 use burn::tensor::{DType, Device, Tensor};
 use burn_cubecl::Cube;
 
@@ -51,13 +51,10 @@ pub(super) fn image(
     device: &Device,
     dtype: DType,
 ) -> Tensor<4> {
-    let inner = device.clone().inner();
-    let DispatchDevice::Cube(cube) = inner.as_dispatch() else {
-        unreachable!("the caller asked for the device's kind")
-    };
+    let cube = flat::cube_device(device).expect("the caller asked for the device's kind");
     let t = match to == [shape[1], shape[2]] {
-        true => image::image(pixels, shape, cube, dtype),
-        false => image::resized(pixels, shape, to, cube, dtype),
+        true => image::image(pixels, shape, &cube, dtype),
+        false => image::resized(pixels, shape, to, &cube, dtype),
     };
     let t = Tensor::from_primitive::<Cube>(t);
     if device.is_autodiff() {
@@ -67,12 +64,15 @@ pub(super) fn image(
     }
 }
 
+/// See [`super::values`].
+pub(super) fn values<const D: usize>(t: Tensor<D>) -> Result<Vec<f32>, DeviceFailure> {
+    let t = flat::primitive(t).expect("the caller asked where it is");
+    flat::download(&launch::dense(t))
+}
+
 /// Whether a device is one of these.
 pub fn is_gpu(device: &Device) -> bool {
-    matches!(
-        device.clone().inner().as_dispatch(),
-        DispatchDevice::Cube(_)
-    )
+    flat::cube_device(device).is_some()
 }
 
 #[cfg(test)]

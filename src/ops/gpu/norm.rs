@@ -66,7 +66,7 @@ pub(super) fn moments(y: &T, cut: Cut) -> T {
         if g.pieces() > 0 {
             moments_kernel::launch_unchecked(
                 client,
-                cubes(client, g.pieces() * p.blocks),
+                cubes(g.pieces() * p.blocks),
                 cube_dim(),
                 g.vector,
                 arg(y, g.vector),
@@ -84,7 +84,7 @@ pub(super) fn moments(y: &T, cut: Cut) -> T {
         }
         merge_kernel::launch_unchecked(
             client,
-            cubes(client, blocks * cut.own),
+            cubes(blocks * cut.own),
             cube_dim(),
             arg(&parts, 1),
             arg(&rows, 1),
@@ -154,7 +154,7 @@ pub(super) fn normalise(
     unsafe {
         normalise_kernel::launch_unchecked(
             client,
-            cubes(client, g.passes()),
+            cubes(g.passes()),
             cube_dim(),
             g.vector,
             arg(&from, g.vector),
@@ -221,7 +221,7 @@ pub(super) fn gradient_sums(
         if g.pieces() > 0 {
             gradient_sums_kernel::launch_unchecked(
                 client,
-                cubes(client, g.pieces() * p.blocks),
+                cubes(g.pieces() * p.blocks),
                 cube_dim(),
                 g.vector,
                 arg(y, g.vector),
@@ -242,7 +242,7 @@ pub(super) fn gradient_sums(
         }
         gradient_lanes_kernel::launch_unchecked(
             client,
-            cubes(client, blocks * cut.own),
+            cubes(blocks * cut.own),
             cube_dim(),
             arg(&parts, 1),
             arg(stats, 1),
@@ -300,7 +300,7 @@ pub(super) fn input_gradient(
     unsafe {
         input_gradient_kernel::launch_unchecked(
             client,
-            cubes(client, g.passes()),
+            cubes(g.passes()),
             cube_dim(),
             g.vector,
             arg(y, g.vector),

@@ -129,7 +129,7 @@ pub(super) fn pool5(x: &T) -> (T, T) {
     let count = len(x) / v;
     let winners = empty(x, [count.max(1)], DType::U32);
     if count > 0 {
-        let (cubes, dim) = units(&x.client, count);
+        let (cubes, dim) = units(count);
         // SAFETY: a unit for each vector; windows end at the image's edges.
         unsafe {
             pool_kernel::launch_unchecked(
@@ -160,7 +160,7 @@ pub(super) fn pool5_dx(dy: &T, winners: &T) -> T {
     // as wide as the winners are packed
     let v = len(dy) / len(winners);
     let count = len(winners);
-    let (cubes, dim) = units(&dy.client, count);
+    let (cubes, dim) = units(count);
     // SAFETY: a unit for each vector; windows end at the image's edges.
     unsafe {
         gradient_kernel::launch_unchecked(

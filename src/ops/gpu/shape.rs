@@ -48,7 +48,7 @@ fn columns(x: &T, axis: usize, size: usize, skip: usize, before: usize) -> T {
     let (skip, before) = (skip * inner, before * inner);
     let v = vector(&[x, &out], &[widths[0], widths[1], skip, before]);
     let client = &x.client;
-    let (count, dim) = units(client, total / v);
+    let (count, dim) = units(total / v);
     // SAFETY: a unit for each vector of the output; reads are masked by the width.
     unsafe {
         columns_kernel::launch_unchecked(
@@ -132,7 +132,7 @@ pub(super) fn concat(parts: &[&T], axis: usize) -> T {
     let all: [(&T, usize); 4] = std::array::from_fn(part);
     let v = vector(&all.map(|p| p.0), &all.map(|p| p.1));
     let client = &out.client;
-    let (count, dim) = units(client, total / v);
+    let (count, dim) = units(total / v);
     let [a, b, c, d] = all.map(|(t, width)| (arg(t, v), width / v));
     // SAFETY: a unit for each vector of the output, which the widths divide among the parts.
     unsafe {
@@ -211,7 +211,7 @@ pub(super) fn add_to_part(total: T, g: &T, start: usize) -> T {
     let client = total.client.clone();
     if total.can_mut() {
         let count = len(g) / v;
-        let (cubes, dim) = units(&client, count);
+        let (cubes, dim) = units(count);
         // SAFETY: a unit for each vector of `g`, whose columns lie in those of `total`.
         unsafe {
             add_into_kernel::launch_unchecked(
@@ -232,7 +232,7 @@ pub(super) fn add_to_part(total: T, g: &T, start: usize) -> T {
     }
     let out = empty(&total, total.meta.shape().clone(), total.dtype);
     let count = len(&total) / v;
-    let (cubes, dim) = units(&client, count);
+    let (cubes, dim) = units(count);
     // SAFETY: a unit for each vector of `total`.
     unsafe {
         add_part_kernel::launch_unchecked(
@@ -277,7 +277,7 @@ pub(super) fn sum(a: &T, b: &T) -> T {
         return out;
     }
     let v = vector(&[a, b], &[len(a), len(b)]);
-    let (count, dim) = units(&a.client, len(a) / v);
+    let (count, dim) = units(len(a) / v);
     // SAFETY: a unit for each vector of `a`.
     unsafe {
         sum_kernel::launch_unchecked(
@@ -323,7 +323,7 @@ pub(super) fn up2(x: &T) -> T {
         return out;
     }
     let v = vector(&[x], &[c]);
-    let (count, dim) = units(&x.client, len(&out) / v);
+    let (count, dim) = units(len(&out) / v);
     // SAFETY: a unit for each vector of the output.
     unsafe {
         up2_kernel::launch_unchecked(
@@ -374,7 +374,7 @@ pub(super) fn up2_dx(dy: &T) -> T {
         return out;
     }
     let v = vector(&[dy], &[c]);
-    let (count, dim) = units(&dy.client, len(&out) / v);
+    let (count, dim) = units(len(&out) / v);
     // SAFETY: a unit for each vector of the output.
     unsafe {
         up2_gradient_kernel::launch_unchecked(
@@ -428,7 +428,7 @@ pub(super) fn affine(y: &T, scale: &T, shift: &T, silu: bool) -> T {
     }
     let c = len(scale);
     let v = vector(&[y, scale, shift], &[c]);
-    let (count, dim) = units(&y.client, len(y) / v);
+    let (count, dim) = units(len(y) / v);
     // SAFETY: a unit for each vector of `y`.
     unsafe {
         affine_kernel::launch_unchecked(

@@ -225,7 +225,7 @@ pub(super) fn lane_sums(
         unsafe {
             lane_sums_kernel::launch_unchecked(
                 client,
-                cubes(client, blocks * cut.own),
+                cubes(blocks * cut.own),
                 cube_dim(),
                 arg(parts, 1),
                 arg(out, 1),
@@ -270,7 +270,7 @@ pub(super) fn put(rows: &T, from: usize, target: Target, shape: Shape, dtype: DT
         Target::Slot(slot, place) => {
             let (own, from_stride) = (rows.meta.shape()[0], lane_len(rows));
             let client = &rows.client;
-            let (count, dim) = units(client, own * len);
+            let (count, dim) = units(own * len);
             // SAFETY: as many units as there are elements, in the columns of both.
             unsafe {
                 put_kernel::launch_unchecked(
@@ -300,7 +300,7 @@ pub(super) fn put(rows: &T, from: usize, target: Target, shape: Shape, dtype: DT
 fn total(rows: &T, from: usize, len: usize, shape: Shape, dtype: DType) -> T {
     let out = empty(rows, shape, DType::F32);
     let client = &rows.client;
-    let (count, dim) = units(client, len);
+    let (count, dim) = units(len);
     // SAFETY: as many units as there are columns.
     unsafe {
         total_kernel::launch_unchecked(
@@ -385,7 +385,7 @@ pub(super) fn column_sums(x: &T) -> (T, usize) {
         unsafe {
             column_sums_kernel::launch_unchecked(
                 client,
-                cubes(client, pieces * p.blocks),
+                cubes(pieces * p.blocks),
                 cube_dim(),
                 v,
                 arg(x, v),

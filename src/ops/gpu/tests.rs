@@ -347,13 +347,8 @@ fn images_travel_as_bytes_and_are_resized_as_on_the_cpu() {
     for shape in [[2, 5, 7, 3], [1, 8, 8, 3], [0, 4, 4, 3]] {
         let len = shape.iter().product::<usize>();
         let pixels: Vec<u8> = (0..len).map(|i| (i * 37 % 256) as u8).collect();
-        let flat = |t: Tensor<4>| host(t);
-        let a = flat(ops::image(&pixels, shape, &device));
-        let b = flat(ops::image(&pixels, shape, &Device::flex()));
-        assert_eq!(a.len(), b.len());
-        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-7));
-        for to in [[10, 14], [3, 4], [9, 5]] {
-            let run = |d: &Device| flat(ops::resized_image(&pixels, shape, to, d, DType::F32));
+        for to in [[shape[1], shape[2]], [10, 14], [3, 4], [9, 5]] {
+            let run = |d: &Device| host(ops::image(&pixels, shape, to, d, DType::F32));
             let (a, b) = (run(&device), run(&Device::flex()));
             assert_eq!(a.len(), shape[0] * to[0] * to[1] * 3);
             assert!(

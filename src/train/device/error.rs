@@ -3,17 +3,17 @@
 use cubecl::server::ServerError;
 
 use crate::dist::DistError;
-use crate::loss::MicroBatch;
 use crate::model::Network;
+use crate::ops::DeviceFailure;
 use crate::train::precision::Precision;
 
 /// Why work on a GPU ended.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The driver or a kernel failed.
-    #[error("the GPU failed: {reason}")]
-    Failed { reason: String },
-    /// An allocation failed.
+    /// The driver, a kernel or an allocation failed.
+    #[error(transparent)]
+    Failed(#[from] DeviceFailure),
+    /// As the last with the micro-batch that did not fit.
     #[error(
         "out of memory on the GPU: {images} images of {width}x{height} did not fit; {}",
         if *fits == 0 {
@@ -38,10 +38,16 @@ pub enum DeviceError {
 
 impl From<ServerError> for DeviceError {
     fn from(e: ServerError) -> Self {
-        Self::Failed {
-            reason: e.to_string(),
-        }
+        Self::Failed(e.into())
     }
+}
+
+/// Images of a micro-batch on one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::train) struct Images {
+    pub count: usize,
+    pub height: usize,
+    pub width: usize,
 }
 
 /// Part of a GPU's memory that training may fill.
@@ -55,13 +61,18 @@ impl DeviceError {
         self,
         network: &Network,
         precision: Precision,
-        batch: &MicroBatch,
+        images: Images,
         ranks: usize,
     ) -> Self {
-        if !self.is_memory() {
+        let short = matches!(self, Self::Failed(DeviceFailure::Memory(_)));
+        if !short || images == Images::default() {
             return self;
         }
-        let (images, height, width) = (batch.truths.len(), batch.height, batch.width);
+        let Images {
+            count: images,
+            height,
+            width,
+        } = images;
         let outputs = network.conv_outputs((height, width)) as f64;
         let per_image = outputs * KEPT * precision.dtype().size() as f64;
         // weights, average, gradient, two moments
@@ -79,15 +90,32 @@ impl DeviceError {
             batch: fits * ranks,
         }
     }
+}
 
-    /// Whether it says that memory was not enough.
-    pub(super) fn is_memory(&self) -> bool {
-        let Self::Failed { reason } = self else {
-            return false;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::model::ModelSpec;
+
+    fn said(images: usize, ranks: usize) -> String {
+        let network = Network::new(ModelSpec::resolve("yolo26n").unwrap(), 80);
+        let images = Images {
+            count: images,
+            height: 640,
+            width: 640,
         };
-        let reason = reason.to_ascii_lowercase();
-        ["out of memory", "out_of_memory", "outofmemory"]
-            .iter()
-            .any(|w| reason.contains(w))
+        let e = DeviceError::from(DeviceFailure::Memory("8 bytes".into()));
+        e.with_size(&network, Precision::Float32, images, ranks)
+            .to_string()
+    }
+
+    #[test]
+    fn out_of_memory_names_what_did_not_fit_and_what_would() {
+        let text = said(8, 2);
+        assert!(text.contains("8 images of 640x640 did not fit"), "{text}");
+        assert!(text.contains("about 4 images a rank would"), "{text}");
+        assert!(text.contains("--batch 8"), "{text}");
+        let text = said(1, 1);
+        assert!(text.contains("give a smaller --imgsz or --model"), "{text}");
     }
 }

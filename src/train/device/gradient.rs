@@ -13,7 +13,7 @@ use super::reduce::Reduction;
 use crate::dist::ProcessGroup;
 use crate::model::Layout;
 use crate::ops::cpu::lanes::{LaneSums, cut as cut_lanes, lanes_of};
-use crate::ops::gpu::{flat, lanes};
+use crate::ops::gpu::{flat, lanes as device_lanes};
 use crate::ops::ranks::{DeviceSlot, GradientSink};
 use crate::train::fault;
 use crate::train::gradients::Buckets;
@@ -88,7 +88,8 @@ impl DeviceGradient {
     ) -> Self {
         let own = lanes_of(group.rank(), group.size(), lanes);
         let len = layout.param_len;
-        let zeros = vec![0.0f32; own.len() * len];
+        let sums = flat::empty(device, [own.len(), len], DType::F32);
+        device_lanes::clear(&sums);
         let (buckets_, bucket_of) = cut(layout, buckets.bytes);
         let mut params_of = vec![0; buckets_.len()];
         let trained = |p: &&crate::model::layout::ParamInfo| p.trained();
@@ -97,7 +98,7 @@ impl DeviceGradient {
         }
         let offset = |p: &crate::model::layout::ParamInfo| p.trained().then_some(p.offset);
         Self {
-            sums: flat::upload(device, &zeros, [own.len(), len], DType::F32),
+            sums,
             len,
             offsets: layout.params.iter().map(offset).collect(),
             bucket_of,
@@ -166,7 +167,7 @@ impl DeviceGradient {
         inner.lane_images.fill(0);
         inner.failed = None;
         inner.reduction.clear();
-        lanes::clear(&self.sums);
+        device_lanes::clear(&self.sums);
     }
 
     /// Starts the buckets that are complete, in their order, which is that of all ranks.
@@ -195,7 +196,7 @@ impl DeviceGradient {
             return Err(e);
         }
         if self.group.size() == 1 {
-            lanes::tree_sum(&self.sums);
+            device_lanes::tree_sum(&self.sums);
         } else {
             inner.reduction.finish(&self.sums)?;
         }

@@ -9,6 +9,7 @@ mod reduce;
 mod scaler;
 
 pub use error::DeviceError;
+use error::Images;
 pub(super) use pass::{Done, Found, Pass};
 
 use std::collections::HashMap;
@@ -24,18 +25,19 @@ use self::scaler::LossScaler;
 use super::checkpoint::{Counters, LossScale};
 use super::device_optim::DeviceOptimizer;
 use super::engine::Team;
+use super::gradients::gather_lanes;
 use super::optim::Optimizer;
 use super::precision::Precision;
-use crate::dist::{Buffer, Call, GroupRanks, ProcessGroup};
+use crate::dist::{GroupRanks, ProcessGroup};
 use crate::model::Layout;
 use crate::model::init::State;
 use crate::ops::cpu::lanes::lanes_of;
 use crate::ops::gpu::flat;
-use crate::ops::gpu::loss::AnchorTable;
+use crate::ops::gpu::loss::{self, AnchorTable};
 use crate::ops::gpu::optim::{self, Totals};
 
 /// Sums of a lane: box, class, distance, target scores of the one-to-many head, then of the one-to-one head.
-const SUMS: usize = 8;
+const SUMS: usize = 2 * loss::SUMS;
 
 /// See the module.
 pub(super) struct OnDevice {
@@ -72,16 +74,19 @@ pub(super) struct OnDevice {
     ahead: bool,
     /// Every phase is waited for.
     timed: bool,
+    /// Seconds that the newest step waited for the gradients of other ranks.
+    waited: f64,
+    /// The newest micro-batch.
+    newest: Images,
 }
 
 impl OnDevice {
-    /// A copy of these on the GPU behind `burn`; `None` where that is none.
+    /// A copy of these on the GPU behind `burn`, in float32; `None` where that is none.
     pub(super) fn new(
         burn: &Device,
         layout: &Layout,
         state: &State,
         optimizer: &Optimizer,
-        precision: Precision,
         team: &Team,
         ranks: Arc<GroupRanks>,
     ) -> Option<Self> {
@@ -89,7 +94,7 @@ impl OnDevice {
         let padded = layout.padded(flat::ALIGN);
         let up = |values: &[f32]| flat::upload(&device, values, [values.len()], DType::F32);
         let params = padded.gather_from(layout, &state.params);
-        let mut made = Self {
+        Some(Self {
             optimizer: optimizer_of(&device, layout, &padded, optimizer),
             gradient: Arc::new(DeviceGradient::new(
                 &device,
@@ -110,19 +115,26 @@ impl OnDevice {
             burn: burn.clone(),
             numbers: Numbers::new(&device),
             device,
-            precision,
+            precision: Precision::Float32,
             ranks,
             losses: vec![],
             culprit: None,
             norm: f64::NAN,
             overflows: 0,
-            scaler: LossScaler::new(precision),
+            scaler: LossScaler::new(Precision::Float32),
             anchors: HashMap::new(),
             ahead: false,
             timed: false,
-        };
-        made.narrow();
-        Some(made)
+            waited: 0.0,
+            newest: Images::default(),
+        })
+    }
+
+    /// Computes with these numbers from now on.
+    pub(super) fn set_precision(&mut self, precision: Precision) {
+        self.precision = precision;
+        self.scaler = LossScaler::new(precision);
+        self.narrow();
     }
 
     /// The parameters as convolutions read them.
@@ -187,10 +199,6 @@ impl OnDevice {
         self.gradient.lane_images()
     }
 
-    pub(super) fn precision(&self) -> Precision {
-        self.precision
-    }
-
     /// From now on every phase is waited for, so that its seconds are the device's.
     pub(super) fn time_phases(&mut self) {
         self.timed = true;
@@ -223,13 +231,7 @@ impl OnDevice {
             let lane = layout.gather_from(&self.layout, lane);
             own.extend(lane.into_iter().map(|g| g * scale));
         }
-        if group.size() == 1 {
-            return Ok(own);
-        }
-        let call = Call::bulk("gradients of a step that is under way");
-        let all = group.all_gather_variable(call, own.into()).wait()?;
-        let all = all.into_iter().filter_map(Buffer::into_vec::<f32>);
-        Ok(all.flatten().collect())
+        Ok(gather_lanes(group, own)?)
     }
 
     /// Goes on with [`Self::gather_gradients`] and the counters of a checkpoint, on however many ranks.

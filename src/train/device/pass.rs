@@ -7,14 +7,14 @@ use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::client::Client;
 
+use super::error::Images;
 use super::numbers::What;
 use super::{DeviceError, OnDevice, SUMS};
 use crate::loss::device as device_loss;
-use crate::loss::{
-    Anchors, Components, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss,
-};
+use crate::loss::{Anchors, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss};
 use crate::model::{HeadOutput, Heads, Network, Tensors};
 use crate::ops;
+use crate::ops::DeviceFailure;
 use crate::ops::cpu::lanes::Lanes;
 use crate::ops::gpu::flat;
 use crate::ops::gpu::loss::{self, AnchorTable};
@@ -56,6 +56,11 @@ impl OnDevice {
             ..
         } = pass;
         self.ahead = true;
+        self.newest = Images {
+            count: batch.truths.len(),
+            height: batch.height,
+            width: batch.width,
+        };
         let mut clock = Clock::start(self.timed.then(|| self.params.client.clone()));
         let device = self.burn.clone().autodiff();
         let sink: Arc<dyn GradientSink> = self.gradient.clone();
@@ -73,12 +78,7 @@ impl OnDevice {
             many: true,
             one: true,
         };
-        let image = ops::image_of(
-            batch.pixels,
-            [batch.truths.len(), batch.height, batch.width, 3],
-            &device,
-            self.precision.dtype(),
-        );
+        let image = batch.image(&device, self.precision.dtype());
         let out = network.forward(&tensors, image, heads);
         let forward = clock.lap()?;
         let anchors = self.anchors(network, batch.height, batch.width);
@@ -182,7 +182,11 @@ impl OnDevice {
         images: usize,
         images_seen: u64,
     ) -> Result<Done, DeviceError> {
+        // what runs on while others are waited for is no communication: in a measurement it ends first
+        let mut clock = Clock::start(self.timed.then(|| self.params.client.clone()));
+        clock.lap()?;
         let sum = self.gradient.finish()?;
+        self.waited = clock.lap()?;
         let r = size.reference as f64;
         let d = ema::decay(images_seen as f64 / r, size.full as f64 / r);
         let factor = r * images as f64 / size.full as f64 / f64::from(self.scaler.scale());
@@ -275,6 +279,17 @@ impl OnDevice {
         Ok(Found::Losses(all))
     }
 
+    /// Says of a failure for want of memory what did not fit.
+    pub(in crate::train) fn sized(&self, e: DeviceError, network: &Network) -> DeviceError {
+        e.with_size(network, self.precision, self.newest, self.ranks.size())
+    }
+
+    /// Seconds that the newest step waited for the gradients of other ranks: those of the host, which over NCCL does not
+    /// wait, or with [`Self::time_phases`] those of the device.
+    pub(in crate::train) fn waited(&self) -> f64 {
+        self.waited
+    }
+
     /// Norm of the newest step's gradient that is known.
     pub(in crate::train) fn last_norm(&self) -> f64 {
         self.norm
@@ -326,9 +341,8 @@ pub(in crate::train) enum Done {
 }
 
 fn on_device<const D: usize>(t: Tensor<D>) -> Result<CubeTensor, DeviceError> {
-    flat::primitive(t).ok_or_else(|| DeviceError::Failed {
-        reason: "a tensor is not on it".into(),
-    })
+    let missing = || DeviceFailure::Other("a tensor is not on it".into());
+    Ok(flat::primitive(t).ok_or_else(missing)?)
 }
 
 /// The outputs of a head outside the graph.
@@ -339,19 +353,7 @@ fn raw(head: &HeadOutput) -> Result<(CubeTensor, CubeTensor), DeviceError> {
 
 /// What is shown of the losses of all lanes, `[lanes, SUMS]`.
 fn shown(all: &[f32], one_to_one: bool) -> ShownLoss {
-    let first = if one_to_one { SUMS / 2 } else { 0 };
-    let lanes: Vec<ShownLoss> = all
-        .chunks_exact(SUMS)
-        .map(|lane| {
-            let [boxes, classes, distances, score_sum] =
-                std::array::from_fn(|i| f64::from(lane[first + i]));
-            let sums = Components {
-                boxes,
-                classes,
-                distances,
-            };
-            ShownLoss { sums, score_sum }
-        })
-        .collect();
+    let heads = device_loss::shown(all).into_iter();
+    let lanes: Vec<ShownLoss> = heads.skip(usize::from(one_to_one)).step_by(2).collect();
     ShownLoss::over_lanes(&lanes)
 }

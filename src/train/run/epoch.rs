@@ -92,8 +92,8 @@ impl Run<'_> {
             let extra = format!(
                 "{} objects, {}x{}",
                 batch.boxes.len(),
-                batch.height,
-                batch.width
+                batch.input.0,
+                batch.input.1
             );
             bar.tick(done, &[("box", b), ("cls", c), (third, d)], &extra);
             if turn.ends_step {

@@ -14,7 +14,8 @@ mod truths;
 pub use sums::SUMS;
 pub use truths::{AnchorTable, LevelGrid, Object, Truths};
 
-use super::arrays;
+use super::flat;
+use super::launch::{cubes, dense, vector_size};
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
@@ -48,7 +49,7 @@ pub struct Measure {
 /// Weights of classes on the device.
 #[must_use]
 pub fn class_weights(weights: &[f32], device: &CubeDevice) -> CubeTensor {
-    arrays::upload_f32(device, weights)
+    flat::upload_f32(device, weights)
 }
 
 /// Gradient and value of a head's loss.
@@ -100,7 +101,7 @@ pub fn head_loss(
         (1..=assign::MOST_FIRST).contains(&k),
         "{k} anchors of an object"
     );
-    let (boxes, scores) = (arrays::rows(boxes), arrays::rows(scores));
+    let (boxes, scores) = (dense(boxes), dense(scores));
     let device = boxes.device.clone();
     let run = Run {
         n,
@@ -115,9 +116,9 @@ pub fn head_loss(
         m,
         scale: weight * f64::from(loss_scale),
     };
-    let d_boxes = arrays::empty(&device, &[n, a, width], boxes.dtype);
-    let d_scores = arrays::empty(&device, &[n, a, classes], scores.dtype);
-    let sums = arrays::empty(&device, &[lanes.len(), SUMS], DType::F32);
+    let d_boxes = flat::empty(&device, [n, a, width], boxes.dtype);
+    let d_scores = flat::empty(&device, [n, a, classes], scores.dtype);
+    let sums = flat::empty(&device, [lanes.len(), SUMS], DType::F32);
     if lanes.is_empty() {
         return HeadGradients {
             d_boxes,
@@ -177,11 +178,11 @@ struct Pieces {
 
 impl Run<'_> {
     fn floats(&self, shape: &[usize]) -> CubeTensor {
-        arrays::empty(self.device, shape, DType::F32)
+        flat::empty(self.device, shape, DType::F32)
     }
 
     fn ints(&self, shape: &[usize]) -> CubeTensor {
-        arrays::empty(self.device, shape, DType::U32)
+        flat::empty(self.device, shape, DType::U32)
     }
 
     /// First record of `truths`.
@@ -201,9 +202,9 @@ impl Run<'_> {
             let units = 256u32;
             assign::decode_kernel::launch(
                 &client,
-                arrays::cubes(sides.div_ceil(units as usize)),
+                cubes(sides.div_ceil(units as usize)),
                 CubeDim::new_1d(units),
-                arrays::vector_size(&client, dtype.size(), self.m.reg_max),
+                vector_size(&client, dtype.size(), self.m.reg_max),
                 self.boxes.clone().into_buffer_arg(),
                 d_boxes.clone().into_buffer_arg(),
                 t.distances.clone().into_buffer_arg(),
@@ -231,7 +232,7 @@ impl Run<'_> {
         let choice = self.m.choice;
         assign::candidates_kernel::launch(
             &client,
-            arrays::cubes(total),
+            cubes(total),
             CubeDim::new_1d(assign::SCAN_UNITS as u32),
             self.truths.data.clone().into_buffer_arg(),
             self.anchors.levels.clone().into_buffer_arg(),
@@ -251,7 +252,7 @@ impl Run<'_> {
         );
         assign::resolve_kernel::launch(
             &client,
-            arrays::cubes(total),
+            cubes(total),
             CubeDim::new_1d(assign::RESOLVE_UNITS as u32),
             self.truths.data.clone().into_buffer_arg(),
             best_anchor.into_buffer_arg(),
@@ -278,7 +279,7 @@ impl Run<'_> {
         let dtype = self.boxes.dtype;
         boxes::boxes_kernel::launch(
             &self.device.client(),
-            arrays::cubes((slots * 4).div_ceil(boxes::UNITS)),
+            cubes((slots * 4).div_ceil(boxes::UNITS)),
             CubeDim::new_1d(boxes::UNITS as u32),
             self.truths.data.clone().into_buffer_arg(),
             self.anchors.levels.clone().into_buffer_arg(),
@@ -304,7 +305,7 @@ impl Run<'_> {
     fn classes(&self, t: &Targets, d_scores: &CubeTensor) -> Pieces {
         let client = self.device.client();
         let dtype = self.scores.dtype;
-        let size = arrays::vector_size(&client, dtype.size(), self.classes);
+        let size = vector_size(&client, dtype.size(), self.classes);
         let vectors = self.a * self.classes / size;
         let count = vectors.div_ceil(classes::UNITS * classes::PER_UNIT);
         let values = self.floats(&[self.n, count]);
@@ -341,7 +342,7 @@ impl Run<'_> {
         if self.n > 0 {
             sums::image_kernel::launch(
                 &client,
-                arrays::cubes(self.n),
+                cubes(self.n),
                 CubeDim::new_1d(sums::UNITS as u32),
                 self.truths.data.clone().into_buffer_arg(),
                 pieces.values.into_buffer_arg(),
@@ -359,10 +360,10 @@ impl Run<'_> {
         let numbers = lanes.len() * SUMS;
         sums::lane_kernel::launch(
             &client,
-            arrays::cubes(numbers.div_ceil(64)),
+            cubes(numbers.div_ceil(64)),
             CubeDim::new_1d(64),
             of_images.into_buffer_arg(),
-            arrays::upload_u32(self.device, &bounds).into_buffer_arg(),
+            flat::upload_u32(self.device, &bounds).into_buffer_arg(),
             sums.clone().into_buffer_arg(),
             numbers as u32,
         );
@@ -378,7 +379,7 @@ pub(crate) fn assignment(
     anchors: &AnchorTable,
     m: &Measure,
 ) -> (Vec<u32>, Vec<f32>) {
-    use super::arrays::testing::read_u32;
+    use super::flat::testing::read_u32;
     let [n, a, width] = boxes.shape().dims::<3>();
     let device = boxes.device.clone();
     let run = Run {
@@ -394,7 +395,7 @@ pub(crate) fn assignment(
         m,
         scale: 1.0,
     };
-    let d_boxes = arrays::empty(&device, &[n, a, width], boxes.dtype);
+    let d_boxes = flat::empty(&device, [n, a, width], boxes.dtype);
     let slots = run.assign(&run.decode(&d_boxes));
     let slots = read_u32(&slots.slots);
     slots

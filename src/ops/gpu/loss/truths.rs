@@ -1,6 +1,6 @@
 //! What the kernels know of objects and anchors, as arrays on the device.
 
-use super::super::arrays;
+use super::super::flat;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -57,7 +57,7 @@ impl Truths {
         }
         let classes = images.iter().flatten().map(|o| o.class as usize + 1);
         Self {
-            data: arrays::upload_u32(device, &data),
+            data: flat::upload_u32(device, &data),
             images: images.len(),
             total,
             classes: classes.max().unwrap_or(0),
@@ -107,7 +107,7 @@ impl AnchorTable {
             .map(|v| v as u32)
             .collect();
         Self {
-            levels: arrays::upload_u32(device, &data),
+            levels: flat::upload_u32(device, &data),
             level_count: levels.len(),
             len: levels.iter().map(|l| l.rows * l.cols).sum(),
             size,

@@ -1,6 +1,7 @@
 //! Which group every parameter of the flat memory belongs to, and the groups' rules.
 
-use super::super::arrays;
+use super::super::flat;
+use super::super::launch::vector_size;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -75,7 +76,7 @@ impl Groups {
             .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
             .collect();
         Self {
-            words: arrays::upload_u32(device, &words),
+            words: flat::upload_u32(device, &words),
             len,
             count: parts.iter().map(|p| p.1 + 1).max().unwrap_or(0),
             device: device.clone(),
@@ -96,7 +97,7 @@ impl Groups {
 
     /// Elements that a unit reads at once.
     pub(super) fn vector_size(&self) -> usize {
-        arrays::vector_size(&self.device.client(), 4, self.len).min(4)
+        vector_size(&self.device.client(), 4, self.len).min(4)
     }
 
     /// `[groups, RULE]` as the host knows them: the place of the scale tells the head.
@@ -111,7 +112,7 @@ impl Groups {
             row[MUON] = r.muon.unwrap_or(0.0);
             row[TURNS] = f32::from(u8::from(r.muon.is_some()));
         }
-        arrays::upload_f32(&self.device, &table)
+        flat::upload_f32(&self.device, &table)
     }
 }
 

@@ -5,7 +5,8 @@
 //! `P_i = a + b A_i + c A_i^2` a step is `A_(i+1) = P_i A_i P_i`, and the update is `X P_4 ... P_0`, one product at the
 //! end. Each product is summed in one order, in float32. The trace of `X'X` is the squared norm that X is divided by.
 
-use super::super::arrays;
+use super::super::flat;
+use super::super::launch::cubes;
 use super::super::loss::sums::tree;
 use super::groups::{Groups, MUON, RULE, SCALE, TURNS, group};
 use super::norm::Status;
@@ -99,11 +100,11 @@ impl Matrices {
         }
         let device = &groups.device;
         let upload = |places: &[u32]| Tiles {
-            places: arrays::upload_u32(device, places),
+            places: flat::upload_u32(device, places),
             count: places.len() / PLACE,
         };
         Self {
-            table: arrays::upload_u32(device, &table),
+            table: flat::upload_u32(device, &table),
             count: matrices.len(),
             squares,
             square_tiles: upload(&square_tiles),
@@ -161,13 +162,13 @@ pub fn muon(
         return;
     }
     let (device, client) = (&groups.device, groups.device.client());
-    let floats = |n: usize| arrays::empty(device, &[n], DType::F32);
+    let floats = |n: usize| flat::empty(device, [n], DType::F32);
     let update = floats(groups.len);
     let size = groups.vector_size();
     let vectors = groups.len / size;
     momentum_kernel::launch(
         &client,
-        arrays::cubes(vectors.div_ceil(UNITS)),
+        cubes(vectors.div_ceil(UNITS)),
         CubeDim::new_1d(UNITS as u32),
         size,
         gradient.clone().into_buffer_arg(),
@@ -187,7 +188,7 @@ pub fn muon(
             }
             product_kernel::launch(
                 &client,
-                arrays::cubes(tiles.count),
+                cubes(tiles.count),
                 CubeDim::new_1d(UNITS as u32),
                 a.clone().into_buffer_arg(),
                 b.clone().into_buffer_arg(),
@@ -207,7 +208,7 @@ pub fn muon(
     square(&update, &update, &gram, Product::Gram);
     norm_kernel::launch(
         &client,
-        arrays::cubes(matrices.count),
+        cubes(matrices.count),
         CubeDim::new_1d(UNITS as u32),
         gram.clone().into_buffer_arg(),
         matrices.table.clone().into_buffer_arg(),

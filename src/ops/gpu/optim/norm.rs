@@ -1,6 +1,7 @@
 //! Normalisers, norm and clipping of a step's gradient, all of which stay on the device.
 
-use super::super::arrays;
+use super::super::flat;
+use super::super::launch::cubes;
 use super::super::loss::SUMS;
 use super::super::loss::sums::tree;
 use super::groups::{Groups, MODE, MOVES, MUON, RULE, Rule, SCALE, SKIPS, TURNS, group};
@@ -32,8 +33,8 @@ impl Totals {
     /// Zeros.
     #[must_use]
     pub fn new(lanes: usize, device: &CubeDevice) -> Self {
-        let mut sums = arrays::upload_f32(device, &vec![0.0; lanes * 2 * SUMS]);
-        *sums.meta = arrays::row_major(&[lanes, 2 * SUMS]);
+        let zeros = vec![0.0f32; lanes * 2 * SUMS];
+        let sums = flat::upload(device, &zeros, [lanes, 2 * SUMS], DType::F32);
         Self { sums }
     }
 
@@ -46,7 +47,7 @@ impl Totals {
         assert_eq!(of_head.meta.num_elements(), numbers, "sums of all lanes");
         add_kernel::launch(
             &self.sums.client,
-            arrays::cubes(numbers.div_ceil(64)),
+            cubes(numbers.div_ceil(64)),
             CubeDim::new_1d(64),
             of_head.into_buffer_arg(),
             self.sums.clone().into_buffer_arg(),
@@ -99,7 +100,7 @@ pub fn gradient_norm(
         "gradient of all parameters"
     );
     let (device, client) = (&groups.device, groups.device.client());
-    let floats = |n: usize| arrays::empty(device, &[n], DType::F32);
+    let floats = |n: usize| flat::empty(device, [n], DType::F32);
     let table = groups.table(rules);
     let lanes = totals.sums.shape().dims::<2>()[0];
     let scales = floats(STATUS);
@@ -119,7 +120,7 @@ pub fn gradient_norm(
     if pieces > 0 {
         squares_kernel::launch(
             &client,
-            arrays::cubes(pieces),
+            cubes(pieces),
             CubeDim::new_1d(UNITS as u32),
             size,
             gradient.clone().into_buffer_arg(),

@@ -1,7 +1,7 @@
 //! SGD and AdamW over flat memory, with the average of the parameters and the clearing of the gradient in the same pass:
 //! the arithmetic of [`crate::train::flat`].
 
-use super::super::arrays;
+use super::super::launch::cubes;
 use super::groups::{DECAY, FIXED, Groups, MODE, MOVES, RATE, RULE, SCALE, group};
 use super::norm::Status;
 use burn_cubecl::tensor::CubeTensor;
@@ -53,7 +53,7 @@ pub fn sgd(
     }
     sgd_kernel::launch(
         &groups.device.client(),
-        arrays::cubes(vectors.div_ceil(UNITS)),
+        cubes(vectors.div_ceil(UNITS)),
         CubeDim::new_1d(UNITS as u32),
         size,
         flat.params.clone().into_buffer_arg(),
@@ -144,7 +144,7 @@ pub fn adamw(
     }
     adamw_kernel::launch(
         &groups.device.client(),
-        arrays::cubes(vectors.div_ceil(UNITS)),
+        cubes(vectors.div_ceil(UNITS)),
         CubeDim::new_1d(UNITS as u32),
         size,
         flat.params.clone().into_buffer_arg(),
@@ -241,7 +241,7 @@ pub fn blend_statistics(
     }
     blend_kernel::launch(
         &frozen.device.client(),
-        arrays::cubes(frozen.len.div_ceil(UNITS)),
+        cubes(frozen.len.div_ceil(UNITS)),
         CubeDim::new_1d(UNITS as u32),
         average.clone().into_buffer_arg(),
         values.clone().into_buffer_arg(),
