@@ -30,4 +30,7 @@ fi
 test -s runs/detect/train/weights/best.safetensors
 "$program" --resume runs/detect/train --epochs 2 --device wgpu:0
 grep -q '^ *2,' runs/detect/train/results.csv
-QUICK=1 GPU=wgpu:0 PROGRAM=$program TESTS=$tests "$check" ranks faults speed timeline
+# built for GPUs, without the reference, it trains and validates on CPUs
+"$program" --data shapes.yaml --device cpu --epochs 1 --imgsz 64 --batch 4 --fraction 0.05 --name cpu
+test -s runs/detect/cpu/weights/best.safetensors
+QUICK=1 GPU=wgpu:0 PROGRAM=$program TESTS=$tests "$check" ranks speed timeline

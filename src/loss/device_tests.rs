@@ -233,10 +233,11 @@ impl Case {
         let lanes = quarters(self.truths.len());
         let want = self.on_host(&lanes);
         let got = self.on_device(device, &lanes, DType::F32, 1.0);
-        same_sums(&got, &want, 1e-5);
+        // float32 there, and wide boxes and narrow ones lose digits
+        same_sums(&got, &want, 5e-5);
         // the scale is that of the largest element: gradients of positives
-        close(&got.d_boxes, &want.d_boxes, 2e-5, "boxes");
-        close(&got.d_scores, &want.d_scores, 1e-5, "scores");
+        close(&got.d_boxes, &want.d_boxes, 1e-4, "boxes");
+        close(&got.d_scores, &want.d_scores, 5e-5, "scores");
     }
 }
 

@@ -10,6 +10,7 @@ use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 #[cfg(feature = "gpu")]
 use burn_cubecl::tensor::CubeTensor;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 enum Param {
     Weight(Tensor<4>),
@@ -160,6 +161,7 @@ impl Tensors {
             mean: n.mean().start,
             var: n.var().start,
             momentum,
+            rows: Arc::default(),
         };
         self.running = layout.norms.iter().map(running).collect();
         self
@@ -227,6 +229,13 @@ impl Tensors {
 
     pub(super) fn norm(&self, id: NormId) -> Norm {
         self.norms.get(id).cloned().unwrap_or(Norm::Batch)
+    }
+
+    /// Elements of a channel in one image of every norm that a forward pass on a device has met, in the layout's order.
+    #[must_use]
+    pub fn rows_of_norms(&self) -> Vec<u32> {
+        let rows = |r: &Running| r.rows.load(Ordering::Relaxed);
+        self.running.iter().map(rows).collect()
     }
 
     pub(super) fn running(&self, id: NormId) -> Option<Running> {

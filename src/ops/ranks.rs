@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 /// Brings together what ranks hold. Every rank makes the same calls in the same order.
 pub trait Ranks: Debug + Send + Sync {
@@ -74,6 +75,8 @@ pub struct Running {
     /// First element of its variances.
     pub var: usize,
     pub momentum: f64,
+    /// Elements of a channel in one image: the pass leaves them here.
+    pub rows: Arc<AtomicU32>,
 }
 
 /// Where a parameter's gradient goes.

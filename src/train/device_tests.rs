@@ -181,6 +181,30 @@ fn with_equal_lanes_two_ranks_on_gpus_end_with_the_bits_of_one() {
     assert_eq!(one.losses, two.losses);
 }
 
+#[test]
+fn without_sync_bn_running_statistics_on_gpus_are_those_of_all_ranks_as_on_cpus() {
+    let Some(device) = testing::device() else {
+        return;
+    };
+    let run = |device: &Device| {
+        on_ranks(2, Transport::Auto, 1, |group| {
+            let apart = Team {
+                sync_norms: false,
+                ..team(group, 4, 1 << 20)
+            };
+            let mut e = engine_on(device, apart, Algorithm::Sgd);
+            train(&mut e, 2, &[(3, SIDE, 0)])
+        })
+    };
+    let (want, got) = (run(&Device::flex()), run(&device));
+    assert!(
+        bits(&got[0].buffers) == bits(&got[1].buffers),
+        "ranks differ"
+    );
+    let off = apart(&got[0].buffers, &want[0].buffers);
+    assert!(off < 1e-3, "running statistics: {off:e}");
+}
+
 fn checkpoint_of(e: &Engine) -> Checkpoint {
     use crate::train::checkpoint::{seal, tests, to_bytes};
     let pending = e.pending_gradient().unwrap();

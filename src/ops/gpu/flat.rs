@@ -29,6 +29,12 @@ pub fn empty(device: &CubeDevice, shape: impl Into<Shape>, dtype: DType) -> Cube
     CubeTensor::new_contiguous(client, device.clone(), shape, handle, dtype)
 }
 
+/// Memory of whatever content, like that of `t`.
+#[must_use]
+pub fn empty_like(t: &CubeTensor) -> CubeTensor {
+    empty(&t.device, t.meta.shape().clone(), t.dtype)
+}
+
 /// A copy of `values` on the device.
 ///
 /// # Panics

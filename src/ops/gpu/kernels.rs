@@ -13,6 +13,7 @@ use crate::ops::ranks::{Ranks, Running, Synced};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::into_data_sync;
+use std::sync::atomic::Ordering;
 
 /// The values of a tensor, on the host.
 pub(in crate::ops) fn download(t: T) -> TensorData {
@@ -136,8 +137,11 @@ impl Kernels for CubeBackend {
     fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
         let y = dense(y);
         let [gamma, beta] = [gamma, beta].map(|t| dense(cast(t, DType::F32)));
-        let [n, _, _, c] = dims4(&y);
+        let [n, h, w, c] = dims4(&y);
         let cut = Cut::new(&a.lanes, n);
+        if let Some(r) = &a.running {
+            r.rows.store((h * w) as u32, Ordering::Relaxed);
+        }
         let running = a.running.as_ref().map(|r| (places(r), r.momentum as f32));
         let (source, cut) = match &a.statistics {
             Statistics::Fixed(s) => {

@@ -34,6 +34,7 @@ mod norm_kernels;
 pub mod optim;
 mod pool;
 pub mod precision;
+pub mod running;
 mod shape;
 mod sums;
 

@@ -6,6 +6,7 @@ use crate::ops::cpu::lanes::Lanes;
 use crate::ops::ranks::Running;
 use crate::ops::{self, Activation, ConvNorm, Norm};
 use burn::tensor::{DType, Device, Tensor, TensorData};
+use std::sync::Arc;
 
 pub(super) fn drawn(name: &str, n: usize) -> Vec<f32> {
     let v = |i| 2.0 * uniform(hash_name(name), i as u64) - 1.0;
@@ -290,6 +291,7 @@ fn inference_equals_that_of_the_cpu() {
         mean: 3,
         var: 3 + co,
         momentum: 0.03,
+        rows: Arc::default(),
     };
     compare(
         "device's statistics",
@@ -333,6 +335,7 @@ fn running_statistics_move_as_the_caller_moves_them_on_the_cpu() {
         mean: at,
         var: at + c,
         momentum: 0.1,
+        rows: Arc::default(),
     };
     assert!(
         batch(&device, Some(running)).is_none(),

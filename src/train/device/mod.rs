@@ -35,6 +35,7 @@ use crate::ops::cpu::lanes::lanes_of;
 use crate::ops::gpu::flat;
 use crate::ops::gpu::loss::{self, AnchorTable};
 use crate::ops::gpu::optim::{self, Totals};
+use crate::ops::gpu::running::Channels;
 
 /// Sums of a lane: box, class, distance, target scores of the one-to-many head, then of the one-to-one head.
 const SUMS: usize = 2 * loss::SUMS;
@@ -70,6 +71,8 @@ pub(super) struct OnDevice {
     scaler: LossScaler,
     /// By height and width of the images.
     anchors: HashMap<(usize, usize), Arc<AnchorTable>>,
+    /// Likewise, of batch norms whose statistics move.
+    channels: HashMap<(usize, usize), Arc<Channels>>,
     /// The host's copies are older.
     ahead: bool,
     /// Every phase is waited for.
@@ -123,6 +126,7 @@ impl OnDevice {
             overflows: 0,
             scaler: LossScaler::new(Precision::Float32),
             anchors: HashMap::new(),
+            channels: HashMap::new(),
             ahead: false,
             timed: false,
             waited: 0.0,

@@ -12,13 +12,16 @@ use super::numbers::What;
 use super::{DeviceError, OnDevice, SUMS};
 use crate::loss::device as device_loss;
 use crate::loss::{Anchors, Criterion, Gains, MicroBatch, ONE_TO_MANY, ONE_TO_ONE, ShownLoss};
+use crate::model::layout::NormInfo;
 use crate::model::{HeadOutput, Heads, Network, Tensors};
 use crate::ops;
 use crate::ops::DeviceFailure;
-use crate::ops::cpu::lanes::Lanes;
+use crate::ops::cpu::lanes::{Lanes, cut, lanes_of};
 use crate::ops::gpu::flat;
+use crate::ops::gpu::lanes as device_lanes;
 use crate::ops::gpu::loss::{self, AnchorTable};
 use crate::ops::gpu::optim::Flat;
+use crate::ops::gpu::running::{self, Channels, NormPlace};
 use crate::ops::ranks::{GradientSink, Ranks};
 use crate::train::device_optim::StepFactor;
 use crate::train::ema;
@@ -66,9 +69,19 @@ impl OnDevice {
         let sink: Arc<dyn GradientSink> = self.gradient.clone();
         let ranks: Arc<dyn Ranks> = self.ranks.clone();
         let weights = self.half.as_ref().unwrap_or(&self.params);
-        let buffers = flat::tensor::<1>(self.buffers.clone());
+        // without SyncBN a pass leaves the statistics of this rank's images in a copy, and the running ones move towards those
+        // of all ranks
+        let apart = self.ranks.size() > 1 && !pass.synced;
+        let (buffers, momentum) = match apart {
+            true => (flat::empty_like(&self.buffers), 1.0),
+            false => (self.buffers.clone(), pass.norm_momentum),
+        };
+        if apart {
+            device_lanes::copy_into(&buffers, &self.buffers);
+        }
+        let moved = flat::tensor::<1>(buffers.clone());
         let mut tensors = Tensors::on_device(&self.layout, weights, &self.params)
-            .with_device_stats(&self.layout, &buffers, pass.norm_momentum)
+            .with_device_stats(&self.layout, &moved, momentum)
             .with_lanes(lanes.clone())
             .with_sink(sink);
         if pass.synced {
@@ -80,6 +93,9 @@ impl OnDevice {
         };
         let image = batch.image(&device, self.precision.dtype());
         let out = network.forward(&tensors, image, heads);
+        if apart {
+            self.merge_statistics(buffers, &tensors, pass, (batch.height, batch.width))?;
+        }
         let forward = clock.lap()?;
         let anchors = self.anchors(network, batch.height, batch.width);
         let truths = device_loss::truths(&batch.truths, &self.device);
@@ -158,6 +174,46 @@ impl OnDevice {
                 on_device(before + flat::tensor::<2>(all))?
             }
         };
+        Ok(())
+    }
+
+    /// The running statistics move towards those of all ranks' images, of which `own` holds this rank's.
+    fn merge_statistics(
+        &mut self,
+        own: CubeTensor,
+        tensors: &Tensors,
+        pass: &Pass,
+        size: (usize, usize),
+    ) -> Result<(), DeviceError> {
+        let (ranks, lanes) = (self.ranks.size(), pass.lanes.total());
+        // a row for each lane of this rank, as they are gathered; the first one counts
+        let row = flat::tensor::<1>(own).unsqueeze::<2>();
+        let rows = Tensor::cat(vec![row; pass.lanes.own().len()], 0);
+        let all = self
+            .ranks
+            .gather_device("running statistics", "of ranks", on_device(rows)?);
+        // after a failure, which `GroupRanks` keeps, nothing of this counts
+        let Some(all) = all else { return Ok(()) };
+        let images = cut(pass.turn.images, lanes);
+        let of_rank = |rank: usize| {
+            let held = lanes_of(rank, ranks, lanes);
+            let count = images[held.clone()].iter().map(|l| l.len()).sum();
+            (count, held.start)
+        };
+        let of_ranks: Vec<_> = (0..ranks).map(of_rank).collect();
+        let (layout, device) = (&self.layout, &self.device);
+        let channels = self.channels.entry(size).or_insert_with(|| {
+            let norms = layout.norms.iter().zip(tensors.rows_of_norms());
+            let place = |(n, rows): (&NormInfo, u32)| NormPlace {
+                mean: n.mean().start,
+                var: n.var().start,
+                channels: n.channels,
+                rows,
+            };
+            let moving: Vec<_> = norms.filter(|(n, _)| !n.frozen).map(place).collect();
+            Arc::new(Channels::new(&moving, device))
+        });
+        running::merge(&all, &of_ranks, channels, &self.buffers, pass.norm_momentum);
         Ok(())
     }
 
