@@ -4,6 +4,9 @@
 //! A program for GPUs is built without them ([`HAS_REFERENCE`]): everything that it computes has kernels, and the
 //! library's own for convolutions and products, which these need, would be a third of it.
 
+// what follows a constant that is false is not linked
+#![allow(clippy::assertions_on_constants)]
+
 use super::Activation;
 use super::extension::{Kernels, Summed};
 use super::norm::{BatchStats, NORM_EPS, Norm};
