@@ -13,7 +13,8 @@ use crate::ops::gpu::{flat, lanes};
 
 /// Reductions of a step that are under way.
 pub(super) struct Reduction {
-    /// The same order of sums on any number of ranks.
+    /// The same order of sums on any number of ranks, which only NCCL does not have anyway.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     deterministic: bool,
     /// Lanes of all ranks together.
     lanes: usize,
