@@ -247,6 +247,24 @@ fn a_checkpoint_in_the_middle_of_a_step_on_a_gpu_goes_on_to_the_same_bits() {
     assert!(ends(&mut again) == want);
 }
 
+/// Forward and backward of a step of `count` images, resized to this height; what has come of losses.
+fn pass(e: &mut Engine, count: usize, height: usize) -> Option<ShownLoss> {
+    let (pixels, truths) = images(0..count, SIDE, 0);
+    let batch = MicroBatch {
+        pixels: &pixels,
+        size: (SIDE, SIDE),
+        height,
+        width: SIDE,
+        truths,
+    };
+    let turn = Turn {
+        images: count,
+        head_weights: (0.8, 0.2),
+        ends_step: true,
+    };
+    e.accumulate(&batch, turn).unwrap()
+}
+
 #[test]
 fn a_loss_that_is_not_finite_on_a_gpu_is_found_a_micro_batch_later() {
     let Some(device) = testing::device() else {
@@ -255,23 +273,7 @@ fn a_loss_that_is_not_finite_on_a_gpu_is_found_a_micro_batch_later() {
     let mut e = engine_on(&device, Team::alone(1), Algorithm::Sgd);
     e.state.params[0] = f32::NAN;
     e.put();
-    let (pixels, truths) = images(0..1, SIDE, 0);
-    let batch = MicroBatch {
-        pixels: &pixels,
-        size: (SIDE, SIDE),
-        height: SIDE,
-        width: SIDE,
-        truths,
-    };
-    let turn = Turn {
-        images: 1,
-        head_weights: (0.8, 0.2),
-        ends_step: true,
-    };
-    assert!(
-        e.accumulate(&batch, turn).unwrap().is_some(),
-        "not known yet"
-    );
+    assert!(pass(&mut e, 1, SIDE).is_some(), "not known yet");
     assert!(e.settle().unwrap().is_none());
     assert_eq!(e.culprit, "loss");
 }
@@ -287,21 +289,8 @@ fn kernels_of_whole_steps_are_accepted_by_the_device_in_every_precision() {
             eprintln!("skipped: the device has no {precision:?}");
             continue;
         }
-        let (pixels, truths) = images(0..2, SIDE, 0);
-        let batch = MicroBatch {
-            pixels: &pixels,
-            size: (SIDE, SIDE),
-            height: SIDE + 32,
-            width: SIDE,
-            truths,
-        };
-        let turn = Turn {
-            images: 2,
-            head_weights: (0.8, 0.2),
-            ends_step: true,
-        };
         let mut e = engine_on(&device, Team::alone(1), Algorithm::MuSgd).with_precision(precision);
-        e.accumulate(&batch, turn).unwrap();
+        pass(&mut e, 2, SIDE + 32);
         e.step(&RATES, SIZE).unwrap();
         e.settle().unwrap();
         e.fetch().unwrap();

@@ -2,11 +2,11 @@
 
 use burn::backend::TensorMetadata;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::calculate_cube_count_elemwise;
 use cubecl::prelude::*;
 use std::ops::Range;
 
 use super::flat;
+use super::launch::{len, units};
 use crate::ops::cpu::lanes::half;
 
 /// `sum += x`, and `x` becomes 0.
@@ -32,17 +32,10 @@ fn copy_kernel(from: &Tensor<f32>, to: &mut Tensor<f32>) {
     }
 }
 
-/// Cubes and units for one unit an element.
-fn launch(t: &CubeTensor) -> (CubeCount, CubeDim) {
-    let len = t.meta.num_elements();
-    let dim = CubeDim::new(&t.client, len);
-    (calculate_cube_count_elemwise(&t.client, len, dim), dim)
-}
-
 /// Writes zeros into a tensor's own memory.
 pub fn clear(t: &CubeTensor) {
     if t.meta.num_elements() > 0 {
-        let (count, dim) = launch(t);
+        let (count, dim) = units(len(t));
         clear_kernel::launch(&t.client, count, dim, t.clone().into_tensor_arg());
     }
 }
@@ -50,7 +43,7 @@ pub fn clear(t: &CubeTensor) {
 /// Writes `from` into the memory of `to`, which is as long.
 pub fn copy_into(to: &CubeTensor, from: &CubeTensor) {
     if to.meta.num_elements() > 0 {
-        let (count, dim) = launch(to);
+        let (count, dim) = units(len(to));
         let (from, into) = (from.clone().into_tensor_arg(), to.clone().into_tensor_arg());
         copy_kernel::launch(&to.client, count, dim, from, into);
     }
@@ -79,13 +72,13 @@ pub fn tree_sum_of(rows: &CubeTensor, which: Range<usize>, elements: Range<usize
     if elements.is_empty() {
         return;
     }
-    let len = rows.shape()[1];
+    let width = rows.shape()[1];
     let mut order = vec![];
     pairs(which, &mut order);
     for (to, from) in order {
-        let at = |row: usize| flat::view(rows, row * len + elements.start, [elements.len()]);
+        let at = |row: usize| flat::view(rows, row * width + elements.start, [elements.len()]);
         let (sum, x) = (at(to), at(from));
-        let (count, dim) = launch(&sum);
+        let (count, dim) = units(len(&sum));
         let (sum, x) = (sum.into_tensor_arg(), x.into_tensor_arg());
         take_into::launch(&rows.client, count, dim, sum, x);
     }

@@ -3,7 +3,6 @@
 
 use super::flat;
 use super::launch::{arg, units};
-use burn::tensor::DType;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -104,7 +103,7 @@ pub fn merge(
         .iter()
         .flat_map(|&(images, row)| [images as u32, row as u32])
         .collect();
-    let table = flat::upload(device, &table, [table.len()], DType::U32);
+    let table = flat::upload_u32(device, &table);
     let (count, dim) = units(channels.count);
     // SAFETY: places are those of the flat array, rows those of `all`.
     unsafe {
@@ -128,6 +127,7 @@ pub fn merge(
 mod tests {
     use super::*;
     use crate::ops::gpu::testing::cube_device;
+    use burn::tensor::DType;
 
     #[test]
     fn statistics_of_ranks_are_merged_to_those_of_all_their_images() {

@@ -15,7 +15,7 @@ pub(super) use pass::{Done, Found, Pass};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use burn_cubecl::CubeDevice;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -95,7 +95,7 @@ impl OnDevice {
     ) -> Option<Self> {
         let device = flat::cube_device(burn)?;
         let padded = layout.padded(flat::ALIGN);
-        let up = |values: &[f32]| flat::upload(&device, values, [values.len()], DType::F32);
+        let up = |values: &[f32]| flat::upload_f32(&device, values);
         let params = padded.gather_from(layout, &state.params);
         Some(Self {
             optimizer: optimizer_of(&device, layout, &padded, optimizer),
