@@ -1,8 +1,11 @@
 //! Sizes and names of the networks.
 
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use yolo_train::config::model::ModelSpec;
-use yolo_train::model::{Network, init};
+use yolo_train::model::{Heads, Network, Tensors, init};
+use yolo_train::ops::ranks::Ranks;
 
 fn network(name: &str, classes: usize) -> Network {
     Network::new(ModelSpec::resolve(name).unwrap(), classes)
@@ -118,4 +121,71 @@ fn both_heads_start_equal_and_seeds_differ() {
         .iter()
         .fold(0.0f32, |a, v| a.max(v.abs()));
     assert!(spread > 0.9 * bound);
+}
+
+/// One rank; it keeps what its passes exchange.
+#[derive(Debug, Default)]
+struct Exchanges(Mutex<Vec<(String, &'static str)>>);
+
+impl Ranks for Exchanges {
+    fn size(&self) -> usize {
+        1
+    }
+    fn gather(&self, of: &str, what: &'static str, own: Vec<f64>) -> Option<Vec<Vec<f64>>> {
+        self.0.lock().unwrap().push((of.into(), what));
+        Some(vec![own])
+    }
+}
+
+#[test]
+fn norms_of_branches_share_an_exchange_over_ranks() {
+    // of yolo26n 36 norms are those of two heads, 3 levels and 2 branches each, at 4 depths, and of each C3k block's 7 two read
+    // the same
+    for (name, norms, exchanges) in [
+        ("yolo26n", 114, 77),
+        ("yolov8n", 57, 47),
+        ("yolo11n", 81, 64),
+    ] {
+        let n = network(name, 3);
+        let state = init::init(&n, 0);
+        let device = Device::flex().autodiff();
+        let seen = Arc::new(Exchanges::default());
+        let ranks: Arc<dyn Ranks> = seen.clone();
+        let tensors = Tensors::new(&n.layout, &state.params, &device, DType::F32)
+            .with_ranks(&n.layout, &ranks);
+        let x = Tensor::<4>::random(
+            [2, 64, 64, 3],
+            Distribution::Uniform(0.0, 1.0),
+            (&device, DType::F32),
+        );
+        let both = Heads {
+            many: true,
+            one: n.spec.one_to_one,
+        };
+        let out = n.forward(&tensors, x, both);
+        assert_eq!(out.collected.stats.len(), n.layout.norms.len());
+        let heads = [out.one_to_many, out.one_to_one];
+        let sums = heads
+            .into_iter()
+            .flatten()
+            .map(|h| h.boxes.sum() + h.scores.sum());
+        sums.reduce(|a, b| a + b).unwrap().backward();
+        let seen = seen.0.lock().unwrap();
+        let of = |what| {
+            seen.iter()
+                .filter(|c| c.1 == what)
+                .map(|c| &c.0)
+                .collect::<Vec<_>>()
+        };
+        let (forward, backward) = (of("statistics"), of("gradient sums"));
+        assert_eq!(
+            forward.iter().collect::<HashSet<_>>(),
+            backward.iter().collect()
+        );
+        assert_eq!(
+            (n.layout.norms.len(), forward.len(), backward.len()),
+            (norms, exchanges, exchanges),
+            "{name}"
+        );
+    }
 }

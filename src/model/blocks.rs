@@ -129,25 +129,33 @@ impl Builder {
 
 impl ConvNorm {
     pub fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
+        Self::forward_each(vec![(self, x)], p).swap_remove(0)
+    }
+
+    /// Of several that depend on nothing of each other: ranks exchange what their norms measure together.
+    pub fn forward_each(each: Vec<(&Self, Tensor<4>)>, p: &mut Pass) -> Vec<Tensor<4>> {
         let t = p.tensors;
-        let (y, stats) = ops::conv_norm_act(
-            x,
-            ops::ConvNorm {
-                weight: t.weight(self.weight),
-                gamma: t.vector(self.gamma),
-                beta: t.vector(self.beta),
-                stride: self.stride,
-                groups: self.groups,
-                norm: t.norm(self.norm),
-                running: t.running(self.norm),
-                act: self.act,
+        let norms: Vec<NormId> = each.iter().map(|(c, _)| c.norm).collect();
+        let args = each.into_iter().map(|(c, x)| {
+            let args = ops::ConvNorm {
+                weight: t.weight(c.weight),
+                gamma: t.vector(c.gamma),
+                beta: t.vector(c.beta),
+                stride: c.stride,
+                groups: c.groups,
+                norm: t.norm(c.norm),
+                running: t.running(c.norm),
+                act: c.act,
                 lanes: t.lanes().clone(),
-            },
-        );
-        if let Some(s) = stats {
-            p.collected.stats.push((self.norm, s));
-        }
-        y
+            };
+            (x, args)
+        });
+        let outputs = ops::conv_norm_act_each(args.collect());
+        let collect = |(norm, (y, stats)): (NormId, (_, Option<_>))| {
+            p.collected.stats.extend(stats.map(|s| (norm, s)));
+            y
+        };
+        norms.into_iter().zip(outputs).map(collect).collect()
     }
 
     /// Output size and cost for an input of `h` x `w`.
@@ -208,8 +216,10 @@ impl C3k {
         Self { cv1, cv2, cv3, m }
     }
     fn forward(&self, x: Tensor<4>, p: &mut Pass) -> Tensor<4> {
-        let skip = self.cv2.forward(x.clone(), p);
-        let mut y = self.cv1.forward(x, p);
+        let both = vec![(&self.cv1, x.clone()), (&self.cv2, x)];
+        let [mut y, skip] = ConvNorm::forward_each(both, p)
+            .try_into()
+            .expect("an output each");
         for m in &self.m {
             y = m.forward(y, p);
         }

@@ -50,18 +50,33 @@ impl Branch {
             co,
         }
     }
-    fn forward(&self, mut x: Tensor<4>, p: &mut Pass) -> Tensor<3> {
-        for c in &self.convs {
-            x = c.forward(x, p);
+    /// Outputs of branches that run side by side, `[n, h w, co]` each.
+    fn forward_each(each: Vec<(&Self, Tensor<4>)>, p: &mut Pass) -> Vec<Tensor<3>> {
+        let (branches, inputs): (Vec<_>, Vec<_>) = each.into_iter().unzip();
+        let mut values: Vec<_> = inputs.into_iter().map(Some).collect();
+        let depth = branches.iter().map(|b| b.convs.len()).max().unwrap_or(0);
+        for i in 0..depth {
+            let (at, convs): (Vec<_>, Vec<_>) = branches
+                .iter()
+                .zip(&mut values)
+                .enumerate()
+                .filter_map(|(at, (b, x))| Some((at, (b.convs.get(i)?, x.take()?))))
+                .unzip();
+            for (at, y) in at.into_iter().zip(ConvNorm::forward_each(convs, p)) {
+                values[at] = Some(y);
+            }
         }
-        let y = ops::conv_bias(
-            x,
-            p.tensors.weight(self.weight),
-            p.tensors.vector(self.bias),
-            p.tensors.lanes(),
-        );
-        let [n, h, w, c] = y.dims();
-        y.reshape([n, h * w, c])
+        let output = |(b, x): (&Self, _)| {
+            let t = p.tensors;
+            let y = ops::conv_bias(x, t.weight(b.weight), t.vector(b.bias), t.lanes());
+            let [n, h, w, c] = y.dims();
+            y.reshape([n, h * w, c])
+        };
+        branches
+            .into_iter()
+            .zip(values.into_iter().flatten())
+            .map(output)
+            .collect()
     }
     fn cost(&self, s: (usize, usize), c: &mut Cost) {
         self.convs.iter().for_each(|v| {
@@ -80,19 +95,10 @@ struct Branches {
 }
 
 impl Branches {
-    fn forward(&self, features: &[Tensor<4>], p: &mut Pass) -> HeadOutput {
-        let mut run = |branches: &[Branch]| {
-            let levels = branches
-                .iter()
-                .zip(features)
-                .map(|(b, f)| b.forward(f.clone(), p))
-                .collect();
-            ops::join(levels, 1)
-        };
-        HeadOutput {
-            boxes: run(&self.boxes),
-            scores: run(&self.classes),
-        }
+    /// The branches with what they read, those of boxes first.
+    fn on<'a>(&'a self, features: &[Tensor<4>]) -> Vec<(&'a Branch, Tensor<4>)> {
+        let of = |branches: &'a [Branch]| branches.iter().zip(features.to_vec());
+        of(&self.boxes).chain(of(&self.classes)).collect()
     }
 }
 
@@ -196,12 +202,28 @@ impl Detect {
         p: &mut Pass,
         heads: Heads,
     ) -> (Option<HeadOutput>, Option<HeadOutput>) {
-        let many = heads.many.then(|| self.one_to_many.forward(features, p));
-        let one = self.one_to_one.as_ref().filter(|_| heads.one).map(|h| {
-            let detached: Vec<_> = features.iter().map(|f| f.clone().detach()).collect();
-            h.forward(&detached, p)
-        });
-        (many, one)
+        let many = heads.many.then_some(&self.one_to_many);
+        let one = self.one_to_one.as_ref().filter(|_| heads.one);
+        let detached: Vec<_> = features.iter().map(|f| f.clone().detach()).collect();
+        // a feature gets the sum of its branches' gradients, of two summands, whenever they come
+        let shared: Vec<_> = features.iter().map(|f| ops::shared(f.clone())).collect();
+        let each = many.map(|h| h.on(&shared)).into_iter();
+        let each = each.chain(one.map(|h| h.on(&detached))).flatten();
+        // where ranks meet, all branches go on together; otherwise one after the other, which keeps what they read in caches
+        let together = if p.tensors.synced() { usize::MAX } else { 1 };
+        let mut outputs = vec![];
+        let mut each = each.peekable();
+        while each.peek().is_some() {
+            let next = each.by_ref().take(together).collect();
+            outputs.extend(Branch::forward_each(next, p));
+        }
+        let mut outputs = outputs.into_iter();
+        let mut joined = |b: &[Branch]| ops::join(outputs.by_ref().take(b.len()).collect(), 1);
+        let mut head = |h: &Branches| HeadOutput {
+            boxes: joined(&h.boxes),
+            scores: joined(&h.classes),
+        };
+        (many.map(&mut head), one.map(&mut head))
     }
 
     pub fn cost(&self, sizes: &[(usize, usize)], c: &mut Cost) {

@@ -227,6 +227,11 @@ impl Tensors {
         }
     }
 
+    /// Whether norms take the statistics of all ranks.
+    pub(super) fn synced(&self) -> bool {
+        self.norms.iter().any(|n| matches!(n, Norm::Synced(_)))
+    }
+
     pub(super) fn norm(&self, id: NormId) -> Norm {
         self.norms.get(id).cloned().unwrap_or(Norm::Batch)
     }

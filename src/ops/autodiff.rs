@@ -5,7 +5,7 @@
 
 use super::cpu::pool;
 use super::extension::{
-    AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices, Summed,
+    AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices, Statistics, Summed,
 };
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -58,23 +58,47 @@ impl<B: Kernels> Backward<B, 2> for Bias {
     }
 }
 
+/// What passes through the statistics. It comes after [`NormAct`] of all norms of the group, whose parents its own node and
+/// those of the group are.
+#[derive(Debug)]
+struct Measured;
+impl<B: Kernels> Backward<B, 2> for Measured {
+    type State = (F<B>, NormArgs);
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let (y, a) = ops.state;
+        let [Some(n), _] = ops.parents else { return };
+        // a branch that the loss does not read
+        let unread = matches!(&a.statistics, Statistics::Batch(m) if !m.is_reached());
+        let dy = if unread {
+            B::float_zeros(y.shape(), &y.device(), y.dtype().into())
+        } else {
+            B::norm_dy(grads.consume::<B>(&ops.node), y, a)
+        };
+        // a rank without images has one without elements, which belongs into the graph
+        grads.register::<B>(n.id, dy);
+    }
+}
+
 #[derive(Debug)]
 struct NormAct;
-impl<B: Kernels> Backward<B, 3> for NormAct {
+impl<B: Kernels> Backward<B, 4> for NormAct {
     type State = (F<B>, NormArgs);
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, 4>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
         let (y, a) = ops.state;
-        let (dy, dgamma, dbeta) = B::norm_act_grad(d, y, a);
-        let [ny, ngamma, nbeta] = ops.parents;
-        if let Some(n) = ny {
-            // a rank without images has one without elements, which belongs into the graph
-            grads.register::<B>(n.id, dy);
-        }
+        let (d, dgamma, dbeta) = B::norm_sums(d, y.clone(), a.clone());
+        let [ny, ngamma, nbeta, _] = ops.parents;
         for (node, g) in [(ngamma, dgamma), (nbeta, dbeta)] {
             if let Some(n) = node {
                 register::<B>(grads, n.id, g);
             }
+        }
+        if let Statistics::Batch(norm) = &a.statistics {
+            norm.set_reached();
+        }
+        if let Some(n) = ny {
+            let d = if a.beside { d } else { B::norm_dy(d, y, a) };
+            grads.register::<B>(n.id, d);
         }
     }
 }
@@ -112,6 +136,18 @@ impl<B: Kernels> Backward<B, 1> for Part {
         if let [Some(n)] = ops.parents {
             let total = grads.consume::<B>(&n);
             grads.register::<B>(n.id, B::add_to_part(total, d, ops.state));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Shared;
+impl<B: Kernels> Backward<B, 1> for Shared {
+    type State = ();
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let d = grads.consume::<B>(&ops.node);
+        if let [Some(n)] = ops.parents {
+            grads.register::<B>(n.id, d);
         }
     }
 }
@@ -252,11 +288,30 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
             OpsKind::UnTracked(p) => p.finish(z),
         }
     }
-    fn norm_act(y: F<Self>, gamma: F<Self>, beta: F<Self>, a: NormArgs) -> F<Self> {
+    fn measured(y: F<Self>, before: F<Self>, a: NormArgs) -> (F<Self>, F<Self>) {
+        if !y.is_tracked() {
+            // it has no gradient, and keeps nobody waiting for one
+            let (y, _) = B::measured(y.into_primitive(), before.primitive().clone(), a);
+            return (F::<Self>::new(y), before);
+        }
+        let ((y, gy), (before, gb)) = (y.into_parts(), before.into_parts());
+        let node = <Measured as Backward<B, 2>>::prepare::<C>(Measured, [gy, gb]);
+        let (y, _) = B::measured(y, before, a.clone());
+        let y = match node.compute_bound().stateful() {
+            OpsKind::Tracked(p) => p.finish((y.clone(), a), y),
+            OpsKind::UnTracked(p) => p.finish(y),
+        };
+        (y.clone(), y)
+    }
+    fn norm_act(y: F<Self>, gamma: F<Self>, beta: F<Self>, all: F<Self>, a: NormArgs) -> F<Self> {
+        let tracked = y.is_tracked() || gamma.is_tracked() || beta.is_tracked();
+        // without a gradient of its own it does not become part of the graph by the others
+        let all = if tracked { all } else { y.clone() };
         let ((y, gy), (gamma, gg), (beta, gb)) =
             (y.into_parts(), gamma.into_parts(), beta.into_parts());
-        let node = <NormAct as Backward<B, 3>>::prepare::<C>(NormAct, [gy, gg, gb]);
-        let z = B::norm_act(y.clone(), gamma, beta, a.clone());
+        let (all, ga) = all.into_parts();
+        let node = <NormAct as Backward<B, 4>>::prepare::<C>(NormAct, [gy, gg, gb, ga]);
+        let z = B::norm_act(y.clone(), gamma, beta, all, a.clone());
         match node.compute_bound().stateful() {
             OpsKind::Tracked(p) => p.finish((y, a), z),
             OpsKind::UnTracked(p) => p.finish(z),
@@ -315,6 +370,12 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
             OpsKind::UnTracked(p) => p.finish(y),
         }
     }
+    fn shared(x: F<Self>) -> F<Self> {
+        let (x, g) = x.into_parts();
+        <Shared as Backward<B, 1>>::prepare::<C>(Shared, [g])
+            .compute_bound()
+            .stateless(B::shared(x))
+    }
     fn sum(a: F<Self>, b: F<Self>) -> F<Self> {
         let ((a, ga), (b, gb)) = (a.into_parts(), b.into_parts());
         <Sum as Backward<B, 2>>::prepare::<C>(Sum, [ga, gb])
@@ -365,7 +426,10 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
     fn bias_db(_: F<Self>, _: BiasArgs) -> F<Self> {
         unreachable!("{ONCE}")
     }
-    fn norm_act_grad(_: F<Self>, _: F<Self>, _: NormArgs) -> (F<Self>, F<Self>, F<Self>) {
+    fn norm_sums(_: F<Self>, _: F<Self>, _: NormArgs) -> (F<Self>, F<Self>, F<Self>) {
+        unreachable!("{ONCE}")
+    }
+    fn norm_dy(_: F<Self>, _: F<Self>, _: NormArgs) -> F<Self> {
         unreachable!("{ONCE}")
     }
     fn pool5_dx(_: F<Self>, _: Record<pool::Winners>) -> F<Self> {

@@ -7,7 +7,8 @@
 use super::Activation;
 use super::cpu::lanes::Lanes;
 use super::cpu::{attention, norm, pool};
-use super::ranks::{Ranks, Running, Slot, Synced};
+use super::group::Member;
+use super::ranks::{Ranks, Running, Slot};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 use burn::tensor::{DType, Tensor};
@@ -76,21 +77,10 @@ impl<T> Record<T> {
 /// What normalises.
 #[derive(Debug, Clone)]
 pub enum Statistics {
-    /// Those of this process's images.
-    Batch,
-    /// Those of all ranks' images.
-    Synced(Synced),
+    /// Those of the batch.
+    Batch(Member),
     /// Given mean and variance.
     Fixed(Arc<(Vec<f32>, Vec<f32>)>),
-}
-
-impl Statistics {
-    pub(super) fn synced(&self) -> Option<&Synced> {
-        match self {
-            Self::Synced(s) => Some(s),
-            Self::Batch | Self::Fixed(_) => None,
-        }
-    }
 }
 
 /// What a batch norm leaves.
@@ -126,6 +116,8 @@ pub struct BiasArgs {
 #[derive(Debug, Clone)]
 pub struct NormArgs {
     pub statistics: Statistics,
+    /// Statistics are of the batch, and others are measured beside them: [`Kernels::measured`] comes first.
+    pub beside: bool,
     pub act: Activation,
     pub lanes: Lanes,
     pub record: Record<Normalised>,
@@ -200,19 +192,33 @@ pub trait Kernels: Backend {
     fn bias(y: FloatTensor<Self>, b: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
     /// Sums over all but the last dimension; empty where they went into a slot.
     fn bias_db(dy: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
-    /// Batch norm over the last dimension of `y` `[n, h, w, c]`, then the activation.
+    /// Measures what one of several batch norms side by side normalises, `y` `[n, h, w, c]`, which is the first result.
+    ///
+    /// The second one stands for all of them that were measured so far: it is the next one's `before`, and after the last
+    /// one what all are normalised with, so that gradients come here after they came to all of these. `before` of the first
+    /// one is `y`.
+    fn measured(
+        y: FloatTensor<Self>,
+        before: FloatTensor<Self>,
+        a: NormArgs,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    /// Batch norm over the last dimension of `y` `[n, h, w, c]`, then the activation. `all` stands for all norms side by
+    /// side; it is `y` of one that is alone.
     fn norm_act(
         y: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
+        all: FloatTensor<Self>,
         a: NormArgs,
     ) -> FloatTensor<Self>;
-    /// Gradients with respect to `y`, `gamma` and `beta`; empty where they went into a slot.
-    fn norm_act_grad(
+    /// What [`Self::norm_dy`] takes, and the gradients with respect to `gamma` and `beta`, empty where they went into a slot.
+    fn norm_sums(
         da: FloatTensor<Self>,
         y: FloatTensor<Self>,
         a: NormArgs,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+    /// Gradient with respect to `y`, after [`Self::norm_sums`] of all norms of the group.
+    fn norm_dy(d: FloatTensor<Self>, y: FloatTensor<Self>, a: NormArgs) -> FloatTensor<Self>;
     /// Maximum over 5x5 windows, stride 1, padding 2.
     fn pool5(x: FloatTensor<Self>, winners: Record<pool::Winners>) -> FloatTensor<Self>;
     fn pool5_dx(dy: FloatTensor<Self>, winners: Record<pool::Winners>) -> FloatTensor<Self>;
@@ -246,6 +252,8 @@ pub trait Kernels: Backend {
         g: FloatTensor<Self>,
         start: usize,
     ) -> FloatTensor<Self>;
+    /// `x`: gradients of what reads the result are added up before they meet those of what reads `x`.
+    fn shared(x: FloatTensor<Self>) -> FloatTensor<Self>;
     /// `a + b` of one shape.
     fn sum(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
     /// `f` on the values of two tensors; the results have their shapes. No gradient passes.

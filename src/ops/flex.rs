@@ -180,6 +180,15 @@ fn attention_shape(qkv: &T, a: &AttendArgs) -> attention::Shape {
     }
 }
 
+/// Leaves the batch's statistics, where they are what normalises.
+fn measure(y: &T, a: &NormArgs) {
+    if let Statistics::Batch(norm) = &a.statistics {
+        let [n, h, w, c] = dims4(y);
+        let parts = norm::moments(super::isa(), values(y), h * w, c, &a.lanes.cut(n));
+        norm.statistics().leave(parts);
+    }
+}
+
 impl Kernels for Flex {
     fn conv(x: T, w: T, a: ConvArgs) -> T {
         convolve(x, w, a, Epilogue::None)
@@ -234,36 +243,37 @@ impl Kernels for Flex {
             column_sums(super::isa(), values(&dy), [n, c], &lanes, sums);
         })
     }
-    fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
-        let (y, gamma, beta) = (dense(y), dense(gamma), dense(beta));
-        let [n, h, w, c] = dims4(&y);
-        let isa = super::isa();
+    fn measured(y: T, before: T, a: NormArgs) -> (T, T) {
+        let y = dense(y);
+        measure(&y, &a);
+        (y, before)
+    }
+    fn norm_act(y: T, gamma: T, beta: T, _: T, a: NormArgs) -> T {
+        let y = dense(y);
+        if !a.beside {
+            measure(&y, &a);
+        }
+        let (gamma, beta) = (dense(gamma), dense(beta));
+        let (gamma, beta) = (values(&gamma), values(&beta));
         let (affine, moments) = match &a.statistics {
-            Statistics::Fixed(s) => (
-                Affine::fixed(&s.0, &s.1, values(&gamma), values(&beta), NORM_EPS),
-                None,
-            ),
-            statistics => {
-                let parts = norm::moments(isa, values(&y), h * w, c, &a.lanes.cut(n));
-                let all = norm::merged(parts, &a.lanes, statistics.synced(), c);
-                (
-                    Affine::of_batch(&all, values(&gamma), values(&beta), NORM_EPS),
-                    Some(all),
-                )
+            Statistics::Fixed(s) => (Affine::fixed(&s.0, &s.1, gamma, beta, NORM_EPS), None),
+            Statistics::Batch(norm) => {
+                let all = norm.statistics().merged(&a.lanes);
+                (Affine::of_batch(&all, gamma, beta, NORM_EPS), Some(all))
             }
         };
-        let mut z = buffer(n * h * w * c);
-        norm::normalise(isa, values(&y), &affine, a.act, &mut z);
+        let mut z = buffer(values(&y).len());
+        norm::normalise(super::isa(), values(&y), &affine, a.act, &mut z);
         a.record.set(Normalised { affine, moments });
         z.into_tensor(y.shape())
     }
-    fn norm_act_grad(da: T, y: T, a: NormArgs) -> (T, T, T) {
+    fn norm_sums(da: T, y: T, a: NormArgs) -> (T, T, T) {
         let (mut da, y) = (dense(da), dense(y));
         let [n, h, w, c] = dims4(&y);
         let isa = super::isa();
-        let Normalised { affine, moments } = a.record.left();
+        let Normalised { affine, .. } = a.record.left();
         let lanes = a.lanes.cut(n);
-        let (mut dz, parts) = if is_own(&da) {
+        let (dz, parts) = if is_own(&da) {
             let dz = da.storage_mut();
             let parts =
                 norm::gradient_sums_in_place(isa, values(&y), dz, h * w, affine, a.act, &lanes);
@@ -283,10 +293,25 @@ impl Kernels for Flex {
         }
         let [gamma, beta] = [(&a.gamma, of_gamma), (&a.beta, of_beta)]
             .map(|(slot, parts)| gradient(slot.as_ref(), lanes.len(), [c], |s| s.put(&parts)));
-        let sums = norm::merged(parts, &a.lanes, a.statistics.synced(), c);
-        let g = sums.finish(affine, moments.as_ref().map(|m| m.count));
-        norm::input_gradient(isa, values(&y), dz.storage_mut(), affine, &g);
+        if let Statistics::Batch(norm) = &a.statistics {
+            norm.gradient_sums().leave(parts);
+        }
         (dz, gamma, beta)
+    }
+    fn norm_dy(dz: T, y: T, a: NormArgs) -> T {
+        let (mut dz, y) = (dense(dz), dense(y));
+        let Normalised { affine, moments } = a.record.left();
+        // constants take nothing of the gradient
+        let (sums, count) = match &a.statistics {
+            Statistics::Batch(norm) => (norm.gradient_sums().merged(&a.lanes), moments.as_ref()),
+            Statistics::Fixed(_) => (norm::GradientSums::empty(dims4(&y)[3]), None),
+        };
+        let g = sums.finish(affine, count.map(|m| m.count));
+        if !is_own(&dz) {
+            dz = copy(&dz).into_tensor(y.shape());
+        }
+        norm::input_gradient(super::isa(), values(&y), dz.storage_mut(), affine, &g);
+        dz
     }
     fn pool5(x: T, winners: Record<pool::Winners>) -> T {
         let x = dense(x);
@@ -391,6 +416,9 @@ impl Kernels for Flex {
         let mut sum = copy(&total);
         shape::add_to_channels(&mut sum, c, start, len, values(&g));
         sum.into_tensor(total.shape())
+    }
+    fn shared(x: T) -> T {
+        x
     }
     fn sum(a: T, b: T) -> T {
         let (a, b) = (dense(a), dense(b));

@@ -11,6 +11,7 @@ mod failure;
 mod flex;
 #[cfg(feature = "gpu")]
 pub mod gpu;
+mod group;
 mod memory;
 mod norm;
 pub mod ranks;
@@ -20,10 +21,10 @@ mod shape;
 pub use conv::{conv, conv_bias};
 pub use failure::DeviceFailure;
 pub use memory::trim;
-pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, norm_act};
+pub use norm::{BatchStats, ConvNorm, NORM_EPS, Norm, conv_norm_act, conv_norm_act_each, norm_act};
 pub use reference::HAS_REFERENCE;
 pub(crate) use reference::NO_REFERENCE;
-pub use shape::{add, attend, concat, join, max_pool5, part, split_channels, upsample2};
+pub use shape::{add, attend, concat, join, max_pool5, part, shared, split_channels, upsample2};
 
 use burn::backend::Dispatch;
 use burn::backend::flex::Flex;

@@ -2,9 +2,10 @@
 
 use super::cpu::lanes::Lanes;
 use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
+use super::group::{Member, NormGroup};
 use super::ranks::{Param, Running, Synced};
 use super::{Activation, conv, reference};
-use burn::backend::Dispatch;
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::Tensor;
 use std::sync::Arc;
 
@@ -56,12 +57,37 @@ pub struct ConvNorm {
 /// `x` `[n, h, w, ci]` -> `[n, ceil(h/stride), ceil(w/stride), co]`, and the batch's statistics where they were used (not
 /// those of kernels for GPUs, which stay on the device).
 pub fn conv_norm_act(x: Tensor<4>, p: ConvNorm) -> (Tensor<4>, Option<BatchStats>) {
-    let folds = available(&x) && !super::on_gpu(&x) && !p.weight.tensor.is_autodiff();
-    if let (Norm::Fixed(s), true) = (&p.norm, folds) {
-        return (folded(x, &p, s), None);
+    conv_norm_act_each(vec![(x, p)]).swap_remove(0)
+}
+
+/// As [`conv_norm_act`], of several that depend on nothing of each other and read the same images: what their norms tell
+/// other ranks goes together.
+pub fn conv_norm_act_each(
+    each: Vec<(Tensor<4>, ConvNorm)>,
+) -> Vec<(Tensor<4>, Option<BatchStats>)> {
+    let norms = each.iter().map(|(_, p)| (&p.norm, &p.gamma));
+    let mut together = Together::new(norms);
+    let mut measured = vec![];
+    for (x, p) in each {
+        let folds = available(&x) && !super::on_gpu(&x) && !p.weight.tensor.is_autodiff();
+        if let (Norm::Fixed(s), true) = (&p.norm, folds) {
+            measured.push(Measured::Done(folded(x, &p, s), None));
+            continue;
+        }
+        let y = conv(x, p.weight, p.stride, p.groups, &p.lanes);
+        measured.push(together.measure(
+            y,
+            NormAct {
+                gamma: p.gamma,
+                beta: p.beta,
+                norm: p.norm,
+                running: p.running,
+                act: p.act,
+                lanes: p.lanes,
+            },
+        ));
     }
-    let y = conv(x, p.weight, p.stride, p.groups, &p.lanes);
-    norm_act_moving(y, p.gamma, p.beta, p.norm, p.running, p.act, &p.lanes)
+    measured.into_iter().map(|m| together.finish(m)).collect()
 }
 
 /// Inference: the norm is a factor and a summand of the convolution's output.
@@ -105,47 +131,141 @@ pub fn norm_act(
     act: Activation,
     lanes: &Lanes,
 ) -> (Tensor<4>, Option<BatchStats>) {
-    norm_act_moving(x, gamma.into(), beta.into(), norm, None, act, lanes)
+    let norm = NormAct {
+        gamma: gamma.into(),
+        beta: beta.into(),
+        norm,
+        running: None,
+        act,
+        lanes: lanes.clone(),
+    };
+    let mut together = Together::new([(&norm.norm, &norm.gamma)].into_iter());
+    let measured = together.measure(x, norm);
+    together.finish(measured)
 }
 
-fn norm_act_moving(
-    x: Tensor<4>,
+/// A batch norm and its activation.
+struct NormAct {
     gamma: Param<1>,
     beta: Param<1>,
     norm: Norm,
     running: Option<Running>,
     act: Activation,
-    lanes: &Lanes,
-) -> (Tensor<4>, Option<BatchStats>) {
-    if available(&x) {
-        let statistics = match norm {
-            Norm::Batch => Statistics::Batch,
-            Norm::Synced(s) => Statistics::Synced(s),
+    lanes: Lanes,
+}
+
+/// Norms with statistics of the batch that run side by side: all are measured before the first is finished. That is so on
+/// one rank too, as gradients are added in the order of the graph.
+struct Together {
+    /// How many they are.
+    count: usize,
+    /// Of those that are synchronised.
+    group: Option<Arc<NormGroup>>,
+    /// The next one's place in it.
+    index: usize,
+    /// What stands for all that were measured.
+    all: Option<DispatchTensor>,
+}
+
+/// A norm between its measurement and the activation.
+enum Measured {
+    Done(Tensor<4>, Option<BatchStats>),
+    /// Input, gamma, beta.
+    Open([DispatchTensor; 3], NormArgs),
+}
+
+impl Together {
+    /// Of norms, given with their gammas.
+    fn new<'a>(norms: impl Iterator<Item = (&'a Norm, &'a Param<1>)>) -> Self {
+        let (mut synced, mut channels) = (None, vec![]);
+        for (norm, gamma) in norms {
+            match norm {
+                Norm::Fixed(_) => continue,
+                Norm::Synced(s) => synced = synced.or(Some(s)),
+                Norm::Batch => {}
+            }
+            channels.push(gamma.tensor.dims()[0]);
+        }
+        let count = channels.len();
+        let group = synced.map(|first| {
+            let name = match count {
+                1 => first.name.clone(),
+                n => format!("{} and {} more", first.name, n - 1).into(),
+            };
+            let ranks = first.ranks.clone();
+            Arc::new(NormGroup::new(Some(Synced { ranks, name }), channels))
+        });
+        Self {
+            count,
+            group,
+            index: 0,
+            all: None,
+        }
+    }
+
+    fn member(&mut self, channels: usize) -> Member {
+        self.index += 1;
+        match &self.group {
+            Some(group) => Member {
+                group: group.clone(),
+                index: self.index - 1,
+            },
+            // what stays here waits for nobody
+            None => Member {
+                group: Arc::new(NormGroup::new(None, vec![channels])),
+                index: 0,
+            },
+        }
+    }
+
+    fn measure(&mut self, x: Tensor<4>, n: NormAct) -> Measured {
+        if !available(&x) {
+            let (gamma, beta) = (n.gamma.tensor, n.beta.tensor);
+            let (y, stats) = reference::norm_act(x, gamma, beta, n.norm, n.act);
+            return Measured::Done(y, stats);
+        }
+        let statistics = match n.norm {
             Norm::Fixed(s) => Statistics::Fixed(s),
+            Norm::Batch | Norm::Synced(_) => Statistics::Batch(self.member(x.dims()[3])),
         };
-        let record = Record::new();
         let a = NormArgs {
+            beside: self.count > 1 && matches!(statistics, Statistics::Batch(_)),
             statistics,
-            act,
-            lanes: lanes.clone(),
-            record: record.clone(),
-            running,
-            gamma: gamma.slot,
-            beta: beta.slot,
+            act: n.act,
+            lanes: n.lanes,
+            record: Record::new(),
+            running: n.running,
+            gamma: n.gamma.slot,
+            beta: n.beta.slot,
         };
-        let (x, gamma, beta) = (
-            x.into_dispatch(),
-            gamma.tensor.into_dispatch(),
-            beta.tensor.into_dispatch(),
-        );
-        let y = Tensor::from_dispatch(<Dispatch as Kernels>::norm_act(x, gamma, beta, a));
+        let mut x = x.into_dispatch();
+        let [gamma, beta] = [n.gamma.tensor, n.beta.tensor].map(Tensor::into_dispatch);
+        if a.beside {
+            let before = self.all.take().unwrap_or_else(|| x.clone());
+            let (y, all) = <Dispatch as Kernels>::measured(x, before, a.clone());
+            (x, self.all) = (y, Some(all));
+        }
+        Measured::Open([x, gamma, beta], a)
+    }
+
+    fn finish(&self, measured: Measured) -> (Tensor<4>, Option<BatchStats>) {
+        let ([x, gamma, beta], a) = match measured {
+            Measured::Done(y, stats) => return (y, stats),
+            Measured::Open(tensors, a) => (tensors, a),
+        };
+        let record = a.record.clone();
+        let all = self.all.as_ref().filter(|_| a.beside).unwrap_or(&x).clone();
+        let y = <Dispatch as Kernels>::norm_act(x, gamma, beta, all, a);
         let moments = record.get().and_then(|r| r.moments.as_ref());
         let stats = moments.map(|m| BatchStats {
             count: m.count as usize,
             mean: m.mean.clone(),
             var: m.variance(),
         });
-        return (y, stats);
+        (Tensor::from_dispatch(y), stats)
     }
-    reference::norm_act(x, gamma.tensor, beta.tensor, norm, act)
 }
+
+#[cfg(test)]
+#[path = "group_tests.rs"]
+mod tests;

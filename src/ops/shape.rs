@@ -54,6 +54,11 @@ pub fn join<const D: usize>(mut parts: Vec<Tensor<D>>, axis: usize) -> Tensor<D>
     })
 }
 
+/// `x` for several readers: their gradients are added up before they meet those of what else reads `x`.
+pub fn shared(x: Tensor<4>) -> Tensor<4> {
+    Tensor::from_dispatch(<Dispatch as Kernels>::shared(x.into_dispatch()))
+}
+
 /// Channels `start..start + len`.
 pub fn split_channels(x: Tensor<4>, start: usize, len: usize) -> Tensor<4> {
     Tensor::from_dispatch(<Dispatch as Kernels>::along(

@@ -1,6 +1,6 @@
 //! Batch norm and activation: statistics, normalisation, gradients.
 //!
-//! Forward: [`moments`] of each lane, merged by [`tree`] (and over a process group), [`Affine::of_batch`],
+//! Forward: [`moments`] of each lane, [`merged`] in their tree (and over a process group), [`Affine::of_batch`],
 //! [`normalise`]. Backward: [`gradient_sums`] of each lane, merged likewise, [`GradientSums::finish`],
 //! [`input_gradient`]. Sums have an order given by shapes alone: a lane's partial has the same bytes whether it is
 //! computed alone or beside others, on any number of threads.
@@ -42,53 +42,65 @@ pub fn tree<T>(parts: Vec<T>, mut merge: impl FnMut(T, T) -> T) -> Option<T> {
 }
 
 /// Statistics that are merged over lanes and ranks.
-pub trait Statistic: Sized {
+pub trait Statistic: Clone {
     /// In the name of the exchange.
     const WHAT: &'static str;
     fn empty(channels: usize) -> Self;
     fn merge(self, other: Self) -> Self;
-    /// As numbers, the same count for every value of `channels` channels.
+    /// How many numbers [`Self::pack`] gives for `channels` channels.
+    fn width(channels: usize) -> usize;
     fn pack(&self, into: &mut Vec<f64>);
     /// What [`Self::pack`] gave.
     fn unpack(numbers: &[f64], channels: usize) -> Self;
 }
 
-/// Merges the parts of own lanes and, where `synced` is given, those of all ranks' lanes, in the tree of all lanes.
-/// Nothing else than whole subtrees of own lanes goes over the wire.
+/// Merges, for each of several norms, the parts of own lanes and, where `synced` is given, those of all ranks' lanes, in
+/// the tree of all lanes. All of them go over ranks together, and nothing else than whole subtrees of own lanes does.
+///
+/// `parts` has those of each own lane, or none, which adds nothing; `channels` are the norms'.
 pub fn merged<T: Statistic>(
-    parts: Vec<T>,
+    parts: Vec<Vec<T>>,
     lanes: &Lanes,
     synced: Option<&Synced>,
-    channels: usize,
-) -> T {
-    let empty = || T::empty(channels);
+    channels: &[usize],
+) -> Vec<T> {
+    let norms = parts.into_iter().zip(channels);
     let Some(s) = synced else {
-        return tree(parts, T::merge).unwrap_or_else(empty);
+        let sum = |(p, &c)| tree(p, T::merge).unwrap_or_else(|| T::empty(c));
+        return norms.map(sum).collect();
     };
-    let mut parts = parts.into_iter();
-    let subtrees = lanes.subtrees().into_iter().map(|node| {
-        let of_node = parts.by_ref().take(node.len()).collect();
-        tree(of_node, T::merge).unwrap_or_else(empty)
-    });
     let mut own = vec![];
-    subtrees.for_each(|t| t.pack(&mut own));
-    let (size, total) = (s.ranks.size(), lanes.total());
+    for (parts, &c) in norms {
+        let mut parts = parts.into_iter();
+        for node in lanes.subtrees() {
+            let of_node = parts.by_ref().take(node.len()).collect();
+            let sum = tree(of_node, T::merge).unwrap_or_else(|| T::empty(c));
+            sum.pack(&mut own);
+        }
+    }
     // a failure is told elsewhere, what is computed then is not used
     let all = s.ranks.gather(&s.name, T::WHAT, own).unwrap_or_default();
-    let mut values = vec![];
-    let mut width = vec![];
-    empty().pack(&mut width);
-    for of_rank in &all {
-        let each = of_rank.chunks_exact(width.len());
-        values.extend(each.map(|n| Some(T::unpack(n, channels))));
-    }
+    let (size, total) = (s.ranks.size(), lanes.total());
     let nodes: Vec<_> = (0..size)
-        .flat_map(|r| lanes::nodes(total, lanes::lanes_of(r, size, total)))
+        .map(|r| lanes::nodes(total, lanes::lanes_of(r, size, total)))
         .collect();
-    if values.len() != nodes.len() {
-        return empty();
-    }
-    lanes::tree_of_nodes(total, &nodes, values, &mut T::merge).unwrap_or_else(empty)
+    let mut rest: Vec<&[f64]> = all.iter().map(Vec::as_slice).collect();
+    let mut of_norm = |c: usize| {
+        let mut values = vec![];
+        for (rest, nodes) in rest.iter_mut().zip(&nodes) {
+            for _ in nodes {
+                let (numbers, behind) = rest.split_at_checked(T::width(c))?;
+                values.push(Some(T::unpack(numbers, c)));
+                *rest = behind;
+            }
+        }
+        let nodes = nodes.concat();
+        (values.len() == nodes.len())
+            .then(|| lanes::tree_of_nodes(total, &nodes, values, &mut T::merge))
+            .flatten()
+    };
+    let of_norm = |&c: &usize| of_norm(c).unwrap_or_else(|| T::empty(c));
+    channels.iter().map(of_norm).collect()
 }
 
 /// How a reduction over `[images, pixels, channels]` is cut: a function of the shape and the vector's width.

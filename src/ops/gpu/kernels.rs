@@ -1,7 +1,7 @@
 //! `Kernels` on Burn's CubeCL backend.
 
 use super::flat;
-use super::launch::{Cut, T, dense, dims4};
+use super::launch::{Cut, T, dense, dims4, empty};
 use super::norm::{Places, Source};
 use super::sums::{Target, cast};
 use super::{attention, conv, norm, pool, shape, sums};
@@ -9,7 +9,8 @@ use crate::ops::cpu;
 use crate::ops::extension::{
     AttendArgs, BiasArgs, ConvArgs, Folded, Kernels, NormArgs, Record, Slices, Statistics, Summed,
 };
-use crate::ops::ranks::{Ranks, Running, Synced};
+use crate::ops::group::{Member, Rows};
+use crate::ops::ranks::{Ranks, Running};
 use burn::tensor::{DType, TensorData};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::ops::into_data_sync;
@@ -47,16 +48,6 @@ fn places(r: &Running) -> Places {
     }
 }
 
-/// The rows of all ranks' lanes.
-fn over_ranks(rows: T, synced: Option<&Synced>, what: &'static str) -> T {
-    let Some(s) = synced else { return rows };
-    // a failure is told elsewhere, what is computed then is not used
-    match s.ranks.gather_device(&s.name, what, rows.clone()) {
-        Some(all) => dense(all),
-        None => rows,
-    }
-}
-
 /// `own` `[own lanes, k]` of all ranks, through the host.
 pub(crate) fn gather_through_host(
     ranks: &(impl Ranks + ?Sized),
@@ -72,9 +63,9 @@ pub(crate) fn gather_through_host(
     Some(flat::upload(&own.device, &all, shape, DType::F32))
 }
 
-/// What `rows` of statistics are of: all lanes where an exchange brought them together, otherwise the own ones.
-fn counted(cut: Cut, rows: &T, synced: bool) -> Cut {
-    if !synced || rows.meta.shape()[0] != cut.lanes {
+/// What `rows` of a norm are of: all lanes where an exchange brought them together, otherwise the own ones.
+fn counted(cut: Cut, rows: &Rows, norm: &Member) -> Cut {
+    if !norm.group.is_synced() || rows.table.meta.shape()[0] != cut.lanes {
         // also what is left of an exchange that failed
         return cut;
     }
@@ -83,6 +74,20 @@ fn counted(cut: Cut, rows: &T, synced: bool) -> Cut {
         own: cut.lanes,
         images: cut.all,
         ..cut
+    }
+}
+
+/// The table of a group's own lanes.
+fn own_table(like: &T, cut: Cut) -> impl FnOnce(usize) -> T {
+    move |columns| empty(like, [cut.own, columns], DType::F32)
+}
+
+/// Leaves the batch's statistics, where they are what normalises.
+fn measure(y: &T, a: &NormArgs) {
+    if let Statistics::Batch(norm) = &a.statistics {
+        let cut = Cut::new(&a.lanes, dims4(y)[0]);
+        let rows = norm.statistics().own_rows(own_table(y, cut));
+        norm::moments(y, cut, &rows);
     }
 }
 
@@ -134,8 +139,16 @@ impl Kernels for CubeBackend {
         let target = Target::of(a.slot.as_ref());
         sums::lane_sums(&parts, per_image, c, cut, target, [c].into(), DType::F32)
     }
-    fn norm_act(y: T, gamma: T, beta: T, a: NormArgs) -> T {
+    fn measured(y: T, before: T, a: NormArgs) -> (T, T) {
         let y = dense(y);
+        measure(&y, &a);
+        (y, before)
+    }
+    fn norm_act(y: T, gamma: T, beta: T, _: T, a: NormArgs) -> T {
+        let y = dense(y);
+        if !a.beside {
+            measure(&y, &a);
+        }
         let [gamma, beta] = [gamma, beta].map(|t| dense(cast(t, DType::F32)));
         let [n, h, w, c] = dims4(&y);
         let cut = Cut::new(&a.lanes, n);
@@ -158,11 +171,9 @@ impl Kernels for CubeBackend {
                 });
                 (Source::Fixed(places), cut)
             }
-            statistics => {
-                let rows = norm::moments(&y, cut);
-                let synced = statistics.synced();
-                let rows = over_ranks(rows, synced, "statistics");
-                let cut = counted(cut, &rows, synced.is_some());
+            Statistics::Batch(norm) => {
+                let rows = norm.statistics().all_rows();
+                let cut = counted(cut, &rows, norm);
                 (Source::Lanes(rows, running), cut)
             }
         };
@@ -170,24 +181,31 @@ impl Kernels for CubeBackend {
         a.record.keep(vec![stats]);
         z
     }
-    fn norm_act_grad(da: T, y: T, a: NormArgs) -> (T, T, T) {
+    fn norm_sums(da: T, y: T, a: NormArgs) -> (T, T, T) {
         let (da, y) = (dense(da), dense(y));
-        let [n, _, _, _] = dims4(&y);
-        let cut = Cut::new(&a.lanes, n);
+        let cut = Cut::new(&a.lanes, dims4(&y)[0]);
         let stats = &a.record.kept()[0];
+        let rows = match &a.statistics {
+            Statistics::Batch(norm) => norm.gradient_sums().own_rows(own_table(&y, cut)),
+            Statistics::Fixed(_) => Rows::of_one(own_table(&y, cut), dims4(&y)[3]),
+        };
         let [gamma, beta] = [&a.gamma, &a.beta].map(|s| Target::of(s.as_ref()));
-        let (rows, dgamma, dbeta) = norm::gradient_sums(&da, &y, stats, cut, a.act, gamma, beta);
+        let (dgamma, dbeta) = norm::gradient_sums(&da, &y, stats, cut, a.act, &rows, gamma, beta);
+        (da, dgamma, dbeta)
+    }
+    fn norm_dy(da: T, y: T, a: NormArgs) -> T {
+        let (da, y) = (dense(da), dense(y));
+        let cut = Cut::new(&a.lanes, dims4(&y)[0]);
+        let stats = &a.record.kept()[0];
         let (rows, cut) = match &a.statistics {
             Statistics::Fixed(_) => (None, cut),
-            statistics => {
-                let synced = statistics.synced();
-                let rows = over_ranks(rows, synced, "gradient sums");
-                let cut = counted(cut, &rows, synced.is_some());
+            Statistics::Batch(norm) => {
+                let rows = norm.gradient_sums().all_rows();
+                let cut = counted(cut, &rows, norm);
                 (Some(rows), cut)
             }
         };
-        let dy = norm::input_gradient(&da, &y, stats, rows, cut, a.act);
-        (dy, dgamma, dbeta)
+        norm::input_gradient(&da, &y, stats, rows, cut, a.act)
     }
     fn pool5(x: T, winners: Record<cpu::pool::Winners>) -> T {
         let (y, w) = pool::pool5(&dense(x));
@@ -230,6 +248,9 @@ impl Kernels for CubeBackend {
     }
     fn add_to_part(total: T, g: T, start: usize) -> T {
         shape::add_to_part(dense(total), &dense(g), start)
+    }
+    fn shared(x: T) -> T {
+        x
     }
     fn sum(a: T, b: T) -> T {
         shape::sum(&dense(a), &dense(b))

@@ -12,6 +12,7 @@ use super::norm_kernels::{
 };
 use super::sums::{self, Target};
 use crate::ops::Activation;
+use crate::ops::group::Rows;
 use burn::tensor::DType;
 
 /// Rows of a piece for each unit: enough to hide the reduction at its end, few enough for 20x20 maps to fill a GPU.
@@ -54,12 +55,11 @@ impl Grid {
     }
 }
 
-/// Mean and sum of squared deviations of each own lane, `[lanes, 2, channels]`; zeros of an empty one.
-pub(super) fn moments(y: &T, cut: Cut) -> T {
+/// Mean and sum of squared deviations of each own lane, into `rows`; zeros of an empty one.
+pub(super) fn moments(y: &T, cut: Cut, rows: &Rows) {
     let g = Grid::new(&[y]);
     let (p, client) = (g.plan, &y.client);
     let parts = g.parts(y);
-    let rows = empty(y, [cut.own, 2 * g.channels], DType::F32);
     let blocks = g.channels.div_ceil(COLUMNS);
     // SAFETY: pieces are those of the images, columns those of the channels.
     unsafe {
@@ -87,7 +87,9 @@ pub(super) fn moments(y: &T, cut: Cut) -> T {
             cubes(blocks * cut.own),
             cube_dim(),
             arg(&parts, 1),
-            arg(&rows, 1),
+            arg(&rows.table, 1),
+            rows.at,
+            rows.stride,
             g.pixels,
             p.chunk,
             p.per_image,
@@ -101,13 +103,12 @@ pub(super) fn moments(y: &T, cut: Cut) -> T {
             SLOTS,
         );
     }
-    rows
 }
 
 /// What the statistics of a norm are, on the device.
 pub(super) enum Source {
-    /// `[lanes of all ranks, 2, channels]`, and the running statistics that move towards them with this momentum.
-    Lanes(T, Option<(Places, f32)>),
+    /// Those of the lanes of all ranks, and the running statistics that move towards them with this momentum.
+    Lanes(Rows, Option<(Places, f32)>),
     Fixed(Places),
 }
 
@@ -132,12 +133,13 @@ pub(super) fn normalise(
     let (p, client) = (g.plan, &y.client);
     let out = empty(y, y.meta.shape().clone(), y.dtype);
     let stats = empty(y, [4, g.channels], DType::F32);
+    let nothing = |_| table(y, 1);
     let (rows, places, momentum, fixed) = match source {
         Source::Lanes(rows, running) => {
             let (places, momentum) = running.unzip();
             (rows, places, momentum, false)
         }
-        Source::Fixed(places) => (table(y, 1), Some(places), None, true),
+        Source::Fixed(places) => (Rows::of_one(nothing, 0), Some(places), None, true),
     };
     let tracks = momentum.is_some();
     // without images there is nothing to read or write, but statistics there are: those of other ranks
@@ -160,7 +162,7 @@ pub(super) fn normalise(
             arg(&from, g.vector),
             arg(gamma, 1),
             arg(beta, 1),
-            arg(&rows, 1),
+            arg(&rows.table, 1),
             arg(&places.flat, 1),
             arg(&stats, 1),
             arg(&to, g.vector),
@@ -174,6 +176,8 @@ pub(super) fn normalise(
             cut.all,
             cut.lanes,
             cut.first,
+            rows.at,
+            rows.stride,
             places.mean,
             places.var,
             momentum.unwrap_or(0.0),
@@ -189,22 +193,22 @@ pub(super) fn normalise(
     (out, stats)
 }
 
-/// Sums of `dz` and `dz (y - mean)` of each own lane, `[lanes, 2, channels]`; the gradients of gamma and beta go to
-/// their targets, or are returned.
+/// Sums of `dz` and `dz (y - mean)` of each own lane, into `rows`; the gradients of gamma and beta go to their targets, or
+/// are returned.
 pub(super) fn gradient_sums(
     da: &T,
     y: &T,
     stats: &T,
     cut: Cut,
     act: Activation,
+    rows: &Rows,
     gamma: Target,
     beta: Target,
-) -> (T, T, T) {
+) -> (T, T) {
     let g = Grid::new(&[y, da]);
     let (p, client) = (g.plan, &y.client);
     let parts = g.parts(y);
     let c = g.channels;
-    let rows = empty(y, [cut.own, 2 * c], DType::F32);
     // one launch where both go to the same memory, as those of a step do
     let direct = match (&gamma, &beta) {
         (Target::Slot(_, a), Target::Slot(_, b)) => (same_memory(&a.flat, &b.flat)
@@ -246,8 +250,10 @@ pub(super) fn gradient_sums(
             cube_dim(),
             arg(&parts, 1),
             arg(stats, 1),
-            arg(&rows, 1),
+            arg(&rows.table, 1),
             arg(&out, 1),
+            rows.at,
+            rows.stride,
             p.per_image,
             c,
             blocks,
@@ -270,8 +276,7 @@ pub(super) fn gradient_sums(
         }
         target => sums::put(&out, from, target, [c].into(), DType::F32),
     };
-    let (dgamma, dbeta) = (put(gamma, 0), put(beta, c));
-    (rows, dgamma, dbeta)
+    (put(gamma, 0), put(beta, c))
 }
 
 fn same_memory(a: &T, b: &T) -> bool {
@@ -284,7 +289,7 @@ pub(super) fn input_gradient(
     da: &T,
     y: &T,
     stats: &T,
-    rows: Option<T>,
+    rows: Option<Rows>,
     cut: Cut,
     act: Activation,
 ) -> T {
@@ -295,7 +300,7 @@ pub(super) fn input_gradient(
         return out;
     }
     let fixed = rows.is_none();
-    let rows = rows.unwrap_or_else(|| table(y, 1));
+    let rows = rows.unwrap_or_else(|| Rows::of_one(|_| table(y, 1), 0));
     // SAFETY: units stay in the rows and channels of `y`.
     unsafe {
         input_gradient_kernel::launch_unchecked(
@@ -306,8 +311,10 @@ pub(super) fn input_gradient(
             arg(y, g.vector),
             arg(da, g.vector),
             arg(stats, 1),
-            arg(&rows, 1),
+            arg(&rows.table, 1),
             arg(&out, g.vector),
+            rows.at,
+            rows.stride,
             g.images * g.pixels,
             p.chunk,
             p.vectors,

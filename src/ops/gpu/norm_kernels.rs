@@ -88,11 +88,13 @@ pub(super) fn moments_kernel<F: Float, N: Size>(
     }
 }
 
-/// Merges the pieces of each own lane: `rows` `[lanes, 2, channels]`.
+/// Merges the pieces of each own lane, into two values of each channel from column `at` on of `out` `[lanes, width]`.
 #[cube(launch_unchecked)]
 pub(super) fn merge_kernel(
     parts: &[f32],
     out: &mut [f32],
+    at: usize,
+    out_width: usize,
     rows: usize,
     chunk: usize,
     per_image: usize,
@@ -138,16 +140,19 @@ pub(super) fn merge_kernel(
     shared[unit] = sum;
     fold(&mut shared, slot, columns, slots.runtime());
     if slot == 0 && inside {
-        out[lane * stride + channel] = mean;
-        out[lane * stride + channels + channel] = shared[unit];
+        let to = lane * out_width + at + channel;
+        out[to] = mean;
+        out[to + channels] = shared[unit];
     }
 }
 
-/// Mean, sum of squared deviations and count of a channel over all lanes of `table` `[lanes, 2, channels]` (Chan, Golub
-/// and LeVeque 1979), in the tree's order.
+/// Mean and sum of squared deviations of a channel over all lanes (Chan, Golub and LeVeque 1979), in the tree's order.
+/// Those of a lane lie from `at` on in a row of `table` `[lanes, stride]`.
 #[cube]
 fn merged(
     table: &[f32],
+    at: usize,
+    stride: usize,
     channel: usize,
     channels: usize,
     all: usize,
@@ -164,8 +169,8 @@ fn merged(
         let images =
             lane_start(l + 1, all, total_lanes, first) - lane_start(l, all, total_lanes, first);
         counts[l] = f32::cast_from(images * rows);
-        means[l] = table[2 * l * channels + channel];
-        squares[l] = table[(2 * l + 1) * channels + channel];
+        means[l] = table[l * stride + at + channel];
+        squares[l] = table[l * stride + at + channels + channel];
     }
     #[unroll]
     for level in 0..comptime!(levels(lanes)) {
@@ -208,6 +213,8 @@ pub(super) fn normalise_kernel<F: Float, N: Size>(
     all: usize,
     total_lanes: usize,
     first: usize,
+    table_at: usize,
+    stride: usize,
     mean_at: usize,
     var_at: usize,
     momentum: f32,
@@ -242,6 +249,8 @@ pub(super) fn normalise_kernel<F: Float, N: Size>(
             } else {
                 let (mean, square) = merged(
                     table,
+                    table_at,
+                    stride,
                     channel,
                     channels,
                     all,
@@ -386,14 +395,16 @@ pub(super) fn gradient_sums_kernel<F: Float, N: Size>(
     }
 }
 
-/// Sums the pieces of each own lane: `rows` `[lanes, 2, channels]` of `dz` and `dz (y - mean)`, and the gradients of
-/// beta and gamma, `gradients[lane, ..]`.
+/// Sums the pieces of each own lane: of `dz` and `dz (y - mean)` from column `at` on of `out` `[lanes, out_width]`, and the
+/// gradients of beta and gamma, `gradients[lane, ..]`.
 #[cube(launch_unchecked)]
 pub(super) fn gradient_lanes_kernel(
     parts: &[f32],
     stats: &[f32],
     out: &mut [f32],
     gradients: &mut [f32],
+    at: usize,
+    out_width: usize,
     per_image: usize,
     channels: usize,
     blocks: usize,
@@ -445,8 +456,9 @@ pub(super) fn gradient_lanes_kernel(
         slots,
     );
     if slot == 0 && inside {
-        out[lane * width + channel] = sum;
-        out[lane * width + channels + channel] = centred;
+        let to = lane * out_width + at + channel;
+        out[to] = sum;
+        out[to + channels] = centred;
         let gamma = centred * stats[2 * channels + channel];
         let (g, b) = (
             lane * stride + gamma_at + channel,
@@ -470,6 +482,8 @@ pub(super) fn input_gradient_kernel<F: Float, N: Size>(
     stats: &[f32],
     table: &[f32],
     out: &mut [Vector<F, N>],
+    table_at: usize,
+    stride: usize,
     total_rows: usize,
     chunk: usize,
     vectors: usize,
@@ -501,8 +515,9 @@ pub(super) fn input_gradient_kernel<F: Float, N: Size>(
             #[unroll]
             for k in 0..size {
                 let channel = column * size + k;
-                let sum = tree_of_lanes(table, channel, 2 * channels, lanes);
-                let centred = tree_of_lanes(table, channels + channel, 2 * channels, lanes);
+                let first = table_at + channel;
+                let sum = tree_of_lanes(table, first, stride, lanes);
+                let centred = tree_of_lanes(table, first + channels, stride, lanes);
                 let inverse = stats[2 * channels + channel];
                 let minus = f32::new(0.0f32) - stats[channels + channel];
                 slope.insert(k, minus * inverse * inverse * centred / n);

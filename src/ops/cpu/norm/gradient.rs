@@ -112,6 +112,9 @@ impl Statistic for GradientSums {
     fn merge(self, other: Self) -> Self {
         self.merge(other)
     }
+    fn width(channels: usize) -> usize {
+        2 * channels
+    }
     fn pack(&self, into: &mut Vec<f64>) {
         into.extend_from_slice(&self.dz);
         into.extend_from_slice(&self.dz_centred);

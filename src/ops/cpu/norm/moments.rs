@@ -78,6 +78,9 @@ impl Statistic for Moments {
     fn merge(self, other: Self) -> Self {
         self.merge(other)
     }
+    fn width(channels: usize) -> usize {
+        1 + 2 * channels
+    }
     fn pack(&self, into: &mut Vec<f64>) {
         into.push(self.count);
         into.extend_from_slice(&self.mean);
