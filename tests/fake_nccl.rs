@@ -157,11 +157,10 @@ fn worker_moves_values_on_gpus() {
         let expected: usize = (0..size).map(|r| r + i).sum();
         assert_eq!(from_gpu(address, n), vec![expected as f32; n], "sum {i}");
     }
-    let mut parts = vec![-1.0; size * n];
-    parts[rank * n..][..n].fill(rank as f32);
-    let (address, buffer) = on_gpu(&parts);
+    let (_, from) = on_gpu(&vec![rank as f32; n]);
+    let (address, to) = on_gpu(&vec![-1.0; size * n]);
     assert!(
-        gpus.all_gather(Call::bulk("parts"), buffer)
+        gpus.all_gather(Call::bulk("parts"), from, to)
             .wait(None)
             .unwrap()
     );

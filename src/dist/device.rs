@@ -218,7 +218,7 @@ impl DeviceHandle {
     }
 }
 
-/// Collectives in place on the GPU of each rank. They are enqueued after what the buffer has to come after, run while the
+/// Collectives on the GPU of each rank, in place where there is but one buffer. They are enqueued after what the buffer has to come after, run while the
 /// GPU does other things, and are named, watched and compared between ranks as those of a [`super::ProcessGroup`]. Every rank calls the
 /// same ones in the same order on each channel.
 pub trait DeviceGroup: Send + Sync {
@@ -226,8 +226,8 @@ pub trait DeviceGroup: Send + Sync {
     /// numbers of ranks in their last bits.
     fn all_reduce(&self, call: Call, op: ReduceOp, buffer: DeviceBuffer) -> DeviceHandle;
 
-    /// `buffer` holds a part for each rank, all of one length; this rank's own is filled, the others come.
-    fn all_gather(&self, call: Call, buffer: DeviceBuffer) -> DeviceHandle;
+    /// `from` is this rank's part, of one length on all ranks; `to` gets those of all, in their order.
+    fn all_gather(&self, call: Call, from: DeviceBuffer, to: DeviceBuffer) -> DeviceHandle;
 
     /// Every rank gets the root's values.
     fn broadcast(&self, call: Call, root: usize, buffer: DeviceBuffer) -> DeviceHandle;

@@ -125,23 +125,17 @@ impl DeviceGroup for NcclGroup {
         })
     }
 
-    fn all_gather(&self, call: Call, buffer: DeviceBuffer) -> DeviceHandle {
-        let (at, all, dtype) = (buffer.address, buffer.elements, buffer.dtype);
-        let (rank, size) = (self.rank(), self.size());
-        let what = what("all_gather", dtype, all);
-        if all % size != 0 {
-            return self.refuse(
-                &call,
-                what,
-                format!("{all} elements are no {size} equal parts"),
-            );
+    fn all_gather(&self, call: Call, from: DeviceBuffer, to: DeviceBuffer) -> DeviceHandle {
+        let (size, len, dtype) = (self.size(), from.elements, from.dtype);
+        let what = what("all_gather", dtype, size * len);
+        if to.elements != size * len || to.dtype != dtype {
+            let reason = format!("{to:?} is not {size} times {from:?}");
+            return self.refuse(&call, what, reason);
         }
-        let len = all / size;
-        let own = at + (rank * len * dtype.width()) as u64;
-        let dtype = device_type(dtype);
-        self.launch(call, what, vec![buffer], |api, comm, stream| {
-            // SAFETY: the buffer's owner is kept, and promised its address and length.
-            unsafe { (api.all_gather)(own as _, at as _, len, dtype, comm, stream) }
+        let (own, all, dtype) = (from.address, to.address, device_type(dtype));
+        self.launch(call, what, vec![from, to], |api, comm, stream| {
+            // SAFETY: the buffers' owners are kept, and promised addresses and lengths.
+            unsafe { (api.all_gather)(own as _, all as _, len, dtype, comm, stream) }
         })
     }
 

@@ -22,15 +22,19 @@ pub fn gather_rows(
     lanes: usize,
     own: CubeTensor,
 ) -> Result<CubeTensor, DistError> {
-    let (rank, size) = (group.rank(), group.size());
+    let size = group.size();
     let own = Tensor::<2>::from_primitive::<CubeBackend>(own);
     let [rows, k] = own.dims();
     let held = |rank: usize| lanes_of(rank, size, lanes).len();
     let most = (0..size).map(held).max().unwrap_or(rows);
-    let all = Tensor::<2>::zeros([size * most, k], (&own.device(), own.dtype()));
-    let at = rank * most;
-    let all = all.slice_assign([at..at + rows, 0..k], own);
-    gpus.all_gather(call, values(&all)?).join_stream()?;
+    let on = (&own.device(), own.dtype());
+    let from = match most - rows {
+        0 => own,
+        missing => Tensor::cat(vec![own, Tensor::zeros([missing, k], on)], 0),
+    };
+    let all = Tensor::<2>::empty([size * most, k], on);
+    let (own, to) = (values(&from)?, values(&all)?);
+    gpus.all_gather(call, own, to).join_stream()?;
     let all = if size * most == lanes {
         all
     } else {

@@ -107,15 +107,14 @@ pub fn all_reduce_tree(
     };
     let outgoing = cut.outgoing(&sums);
     drop(sums);
-    let incoming = outgoing.zeros_like();
+    let incoming = Tensor::empty(outgoing.dims(), (&outgoing.device(), outgoing.dtype()));
     let (from, to) = (values(&outgoing)?, values(&incoming)?);
     gpus.all_to_all(named("lanes"), from, to).join_stream()?;
     let own = cut.added_up(incoming);
     let part = cut.part();
-    let all = Tensor::<1>::zeros([size * part], (&own.device(), own.dtype()));
-    let all = all.slice_assign([rank * part..(rank + 1) * part], own);
-    gpus.all_gather(named("sums"), values(&all)?)
-        .join_stream()?;
+    let all = Tensor::<1>::empty([size * part], (&own.device(), own.dtype()));
+    let (from, to) = (values(&own)?, values(&all)?);
+    gpus.all_gather(named("sums"), from, to).join_stream()?;
     Ok(match size * part == len {
         true => all,
         false => all.slice([0..len]),
