@@ -23,6 +23,23 @@ fn register<B: Kernels>(grads: &mut Gradients, node: NodeId, gradient: F<B>) {
     }
 }
 
+/// Gradients of a convolution's weights and input, whose nodes these are.
+fn conv_backward<B: Kernels>(
+    grads: &mut Gradients,
+    [nx, nw]: [Option<NodeId>; 2],
+    d: F<B>,
+    (x, w): (F<B>, F<B>),
+    a: ConvArgs,
+) {
+    if let Some(n) = nw {
+        let g = B::conv_dw(d.clone(), x.clone(), w.clone(), a.clone());
+        register::<B>(grads, n, g);
+    }
+    if let Some(n) = nx {
+        grads.register::<B>(n, B::conv_dx(d, w, x, a));
+    }
+}
+
 #[derive(Debug)]
 struct Conv;
 impl<B: Kernels> Backward<B, 2> for Conv {
@@ -30,31 +47,24 @@ impl<B: Kernels> Backward<B, 2> for Conv {
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
         let (x, w, a) = ops.state;
-        let [nx, nw] = ops.parents;
-        if let Some(n) = nw {
-            let g = B::conv_dw(d.clone(), x.clone(), w.clone(), a.clone());
-            register::<B>(grads, n.id, g);
-        }
-        if let Some(n) = nx {
-            grads.register::<B>(n.id, B::conv_dx(d, w, x, a));
-        }
+        let nodes = ops.parents.map(|n| n.map(|n| n.id));
+        conv_backward::<B>(grads, nodes, d, (x, w), a);
     }
 }
 
 #[derive(Debug)]
-struct Bias;
-impl<B: Kernels> Backward<B, 2> for Bias {
-    type State = BiasArgs;
-    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+struct ConvBias;
+impl<B: Kernels> Backward<B, 3> for ConvBias {
+    type State = (F<B>, F<B>, ConvArgs, BiasArgs);
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let d = grads.consume::<B>(&ops.node);
-        let [ny, nb] = ops.parents;
+        let (x, w, a, bias) = ops.state;
+        let [nx, nw, nb] = ops.parents.map(|n| n.map(|n| n.id));
         if let Some(n) = nb {
-            let g = B::bias_db(d.clone(), ops.state);
-            register::<B>(grads, n.id, g);
+            let g = B::bias_db(d.clone(), bias);
+            register::<B>(grads, n, g);
         }
-        if let Some(n) = ny {
-            grads.register::<B>(n.id, d);
-        }
+        conv_backward::<B>(grads, [nx, nw], d, (x, w), a);
     }
 }
 
@@ -279,13 +289,13 @@ impl<B: Kernels, C: CheckpointStrategy> Kernels for Autodiff<B, C> {
             OpsKind::UnTracked(p) => p.finish(y),
         }
     }
-    fn bias(y: F<Self>, b: F<Self>, a: BiasArgs) -> F<Self> {
-        let ((y, gy), (b, gb)) = (y.into_parts(), b.into_parts());
-        let node = <Bias as Backward<B, 2>>::prepare::<C>(Bias, [gy, gb]);
-        let z = B::bias(y, b, a.clone());
+    fn conv_bias(x: F<Self>, w: F<Self>, b: F<Self>, a: ConvArgs, bias: BiasArgs) -> F<Self> {
+        let ((x, gx), (w, gw), (b, gb)) = (x.into_parts(), w.into_parts(), b.into_parts());
+        let node = <ConvBias as Backward<B, 3>>::prepare::<C>(ConvBias, [gx, gw, gb]);
+        let y = B::conv_bias(x.clone(), w.clone(), b, a.clone(), bias.clone());
         match node.compute_bound().stateful() {
-            OpsKind::Tracked(p) => p.finish(a, z),
-            OpsKind::UnTracked(p) => p.finish(z),
+            OpsKind::Tracked(p) => p.finish((x, w, a, bias), y),
+            OpsKind::UnTracked(p) => p.finish(y),
         }
     }
     fn measured(y: F<Self>, before: F<Self>, a: NormArgs) -> (F<Self>, F<Self>) {

@@ -2,7 +2,7 @@
 
 use super::cpu::lanes::Lanes;
 use super::extension::{BiasArgs, ConvArgs, Kernels, Record, available};
-use super::ranks::Param;
+use super::ranks::{Param, Slot};
 use super::reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -19,18 +19,9 @@ pub fn conv(
 ) -> Tensor<4> {
     let weight = weight.into();
     if available(&x) {
-        let a = ConvArgs {
-            stride,
-            groups,
-            lanes: lanes.clone(),
-            slot: weight.slot,
-            filters: Record::new(),
-        };
-        return Tensor::from_dispatch(<Dispatch as Kernels>::conv(
-            x.into_dispatch(),
-            weight.tensor.into_dispatch(),
-            a,
-        ));
+        let a = args(stride, groups, lanes, weight.slot);
+        let (x, w) = (x.into_dispatch(), weight.tensor.into_dispatch());
+        return Tensor::from_dispatch(<Dispatch as Kernels>::conv(x, w, a));
     }
     reference::conv(x, weight.tensor, stride, groups)
 }
@@ -42,19 +33,28 @@ pub fn conv_bias(
     bias: impl Into<Param<1>>,
     lanes: &Lanes,
 ) -> Tensor<4> {
-    let y = conv(x, weight, 1, 1, lanes);
-    let bias = bias.into();
-    if available(&y) {
-        let a = BiasArgs {
+    let (weight, bias) = (weight.into(), bias.into());
+    if available(&x) {
+        let a = args(1, 1, lanes, weight.slot);
+        let of_bias = BiasArgs {
             lanes: lanes.clone(),
             slot: bias.slot,
         };
-        return Tensor::from_dispatch(<Dispatch as Kernels>::bias(
-            y.into_dispatch(),
-            bias.tensor.into_dispatch(),
-            a,
-        ));
+        let (x, w) = (x.into_dispatch(), weight.tensor.into_dispatch());
+        let b = bias.tensor.into_dispatch();
+        let y = <Dispatch as Kernels>::conv_bias(x, w, b, a, of_bias);
+        return Tensor::from_dispatch(y);
     }
     let c = bias.tensor.dims()[0];
-    y + bias.tensor.reshape([1, 1, 1, c])
+    reference::conv(x, weight.tensor, 1, 1) + bias.tensor.reshape([1, 1, 1, c])
+}
+
+fn args(stride: usize, groups: usize, lanes: &Lanes, slot: Option<Slot>) -> ConvArgs {
+    ConvArgs {
+        stride,
+        groups,
+        lanes: lanes.clone(),
+        slot,
+        filters: Record::new(),
+    }
 }

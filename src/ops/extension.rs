@@ -188,9 +188,15 @@ pub trait Kernels: Backend {
         a: ConvArgs,
         f: Folded,
     ) -> FloatTensor<Self>;
-    /// Adds `[co]` to the last dimension of `[n, h, w, co]`.
-    fn bias(y: FloatTensor<Self>, b: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
-    /// Sums over all but the last dimension; empty where they went into a slot.
+    /// As [`Self::conv`], and `[co]` is added to the last dimension.
+    fn conv_bias(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        a: ConvArgs,
+        bias: BiasArgs,
+    ) -> FloatTensor<Self>;
+    /// Gradient with respect to the bias: sums over all but the last dimension; empty where they went into a slot.
     fn bias_db(dy: FloatTensor<Self>, a: BiasArgs) -> FloatTensor<Self>;
     /// Measures what one of several batch norms side by side normalises, `y` `[n, h, w, c]`, which is the first result.
     ///

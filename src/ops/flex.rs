@@ -220,20 +220,9 @@ impl Kernels for Flex {
             conv_backward_weight(super::isa(), &s, values(&x), values(&dy), &lanes, sums);
         })
     }
-    fn bias(y: T, b: T, _: BiasArgs) -> T {
-        let (mut y, b) = (dense(y), dense(b));
-        let add = |y: &mut [f32]| {
-            for row in y.chunks_exact_mut(values(&b).len()) {
-                row.iter_mut().zip(values(&b)).for_each(|(y, b)| *y += b);
-            }
-        };
-        if is_own(&y) {
-            add(y.storage_mut());
-            return y;
-        }
-        let mut z = copy(&y);
-        add(&mut z);
-        z.into_tensor(y.shape())
+    fn conv_bias(x: T, w: T, b: T, a: ConvArgs, _: BiasArgs) -> T {
+        let b = dense(b);
+        convolve(x, w, a, Epilogue::Bias(values(&b)))
     }
     fn bias_db(dy: T, a: BiasArgs) -> T {
         let dy = dense(dy);

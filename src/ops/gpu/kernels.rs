@@ -128,8 +128,8 @@ impl Kernels for CubeBackend {
             [&f.scale, &f.shift].map(|v| flat::upload(&y.device, v, [c], DType::F32));
         shape::affine(&y, &scale, &shift, f.silu)
     }
-    fn bias(y: T, b: T, _: BiasArgs) -> T {
-        shape::sum(&dense(y), &dense(b))
+    fn conv_bias(x: T, w: T, b: T, a: ConvArgs, _: BiasArgs) -> T {
+        shape::sum(&Self::conv(x, w, a), &dense(b))
     }
     fn bias_db(dy: T, a: BiasArgs) -> T {
         let dy = dense(dy);
