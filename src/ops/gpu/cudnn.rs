@@ -499,3 +499,7 @@ fn pointer(server: &mut Server, buffer: BufferBinding) -> Result<*mut c_void, Re
         .map_err(|e| Refused::Memory(e.to_string()))?;
     Ok(resource.resource().ptr as *mut c_void)
 }
+
+#[cfg(test)]
+#[path = "cudnn_tests.rs"]
+mod tests;

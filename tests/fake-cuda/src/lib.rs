@@ -1,6 +1,7 @@
 //! A stand-in for `libcuda.so.1`, `libnvidia-ml.so.1`, `libnvrtc.so.12`, `libcudnn.so.9` and `libnccl.so.2`, all in one
 //! shared library: links under these names lead to it. Device memory is host memory; streams are threads with a queue, so
-//! that what is not ordered by events goes wrong here too; kernels do nothing; NCCL ranks are real processes that exchange
+//! that what is not ordered by events goes wrong here too; kernels do nothing, but cuDNN's convolutions are
+//! computed; NCCL ranks are real processes that exchange
 //! files in a folder that the unique id names.
 //!
 //! Environment: `FAKE_CUDA_DEVICES` (number, 2), `FAKE_CUDA_MEMORY` (MiB of each, 8192), `FAKE_CUDA_INIT` (code that
@@ -21,6 +22,7 @@
 
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
+mod cudnn;
 mod driver;
 mod exchange;
 mod math;
@@ -91,9 +93,4 @@ pub unsafe extern "C" fn nvrtcVersion(major: *mut c_int, minor: *mut c_int) -> c
         *minor = b.parse().unwrap_or(0);
     }
     OK
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cudnnGetVersion() -> usize {
-    90_100
 }

@@ -1,0 +1,585 @@
+//! cuDNN's convolutions, NHWC, of float32 and bfloat16: plain loops on the stream that was set. What a caller may get wrong is
+//! refused: sizes that do not fit, another layout, an algorithm that was not offered, scratch memory that is missing.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Mutex;
+
+use crate::OK;
+use crate::stream::{self, Stream};
+
+const BAD_PARAM: c_int = 2000;
+const NOT_SUPPORTED: c_int = 3000;
+
+const FLOAT: c_int = 0;
+const BFLOAT16: c_int = 9;
+const NHWC: c_int = 1;
+const CROSS_CORRELATION: c_int = 1;
+const FMA_MATH: c_int = 3;
+
+/// The algorithm that works, its scratch memory, and the others' that are offered: too large, with tensor operations, with
+/// atomics, failing.
+const ALGORITHM: c_int = 1;
+const SCRATCH: usize = 4096;
+const TENSOR_ALGORITHM: c_int = 2;
+
+#[derive(Default)]
+pub struct Handle {
+    stream: Mutex<usize>,
+}
+
+/// Of a tensor (`n`, `c`, `h`, `w`) or a filter (`k`, `c`, `h`, `w`).
+#[derive(Clone, Copy, Default)]
+pub struct Array {
+    dtype: c_int,
+    format: c_int,
+    dims: [usize; 4],
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct Convolution {
+    pad: [c_int; 2],
+    stride: [c_int; 2],
+    dilation: [c_int; 2],
+    mode: c_int,
+    compute: c_int,
+    groups: c_int,
+    math: c_int,
+}
+
+#[repr(C)]
+pub struct Perf {
+    algorithm: c_int,
+    status: c_int,
+    time: f32,
+    memory: usize,
+    deterministic: c_int,
+    math: c_int,
+    reserved: [c_int; 3],
+}
+
+unsafe fn make<T: Default>(to: *mut *mut T) -> c_int {
+    unsafe { *to = Box::into_raw(Box::default()) };
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cudnnGetVersion() -> usize {
+    90_100
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnCreate(to: *mut *mut Handle) -> c_int {
+    unsafe { make(to) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetStream(handle: *mut Handle, stream: usize) -> c_int {
+    unsafe { *(*handle).stream.lock().unwrap() = stream };
+    OK
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnCreateTensorDescriptor(to: *mut *mut Array) -> c_int {
+    unsafe { make(to) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnCreateFilterDescriptor(to: *mut *mut Array) -> c_int {
+    unsafe { make(to) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnCreateConvolutionDescriptor(to: *mut *mut Convolution) -> c_int {
+    unsafe { make(to) }
+}
+
+unsafe fn set(to: *mut Array, dtype: c_int, format: c_int, dims: [c_int; 4]) -> c_int {
+    if dims.iter().any(|&d| d <= 0) {
+        return BAD_PARAM;
+    }
+    unsafe {
+        *to = Array {
+            dtype,
+            format,
+            dims: dims.map(|d| d as usize),
+        }
+    };
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetTensor4dDescriptor(
+    to: *mut Array,
+    format: c_int,
+    dtype: c_int,
+    n: c_int,
+    c: c_int,
+    h: c_int,
+    w: c_int,
+) -> c_int {
+    unsafe { set(to, dtype, format, [n, c, h, w]) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetFilter4dDescriptor(
+    to: *mut Array,
+    dtype: c_int,
+    format: c_int,
+    k: c_int,
+    c: c_int,
+    h: c_int,
+    w: c_int,
+) -> c_int {
+    unsafe { set(to, dtype, format, [k, c, h, w]) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetConvolution2dDescriptor(
+    to: *mut Convolution,
+    pad_h: c_int,
+    pad_w: c_int,
+    stride_h: c_int,
+    stride_w: c_int,
+    dilation_h: c_int,
+    dilation_w: c_int,
+    mode: c_int,
+    compute: c_int,
+) -> c_int {
+    unsafe {
+        *to = Convolution {
+            pad: [pad_h, pad_w],
+            stride: [stride_h, stride_w],
+            dilation: [dilation_h, dilation_w],
+            mode,
+            compute,
+            groups: 1,
+            math: 0,
+        }
+    };
+    OK
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetConvolutionGroupCount(to: *mut Convolution, n: c_int) -> c_int {
+    unsafe { (*to).groups = n };
+    OK
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetConvolutionMathType(to: *mut Convolution, math: c_int) -> c_int {
+    unsafe { (*to).math = math };
+    OK
+}
+
+/// A convolution whose sizes fit.
+#[derive(Clone, Copy)]
+struct Problem {
+    /// Of x: images, channels, rows, columns.
+    x: [usize; 4],
+    /// Of the weights: outputs, inputs, rows, columns.
+    w: [usize; 4],
+    y: [usize; 4],
+    pad: usize,
+    stride: usize,
+    dtype: c_int,
+    math: c_int,
+}
+
+impl Problem {
+    unsafe fn new(
+        x: *const Array,
+        w: *const Array,
+        y: *const Array,
+        conv: *const Convolution,
+    ) -> Result<Self, c_int> {
+        let (x, w, y, c) = unsafe { (*x, *w, *y, *conv) };
+        if c.groups != 1 || ![FLOAT, BFLOAT16].contains(&x.dtype) {
+            return Err(NOT_SUPPORTED);
+        }
+        let out = |i: usize| {
+            let all = x.dims[2 + i] + 2 * c.pad[i] as usize;
+            (all - w.dims[2 + i]) / c.stride[i] as usize + 1
+        };
+        let fits = [x, w, y]
+            .iter()
+            .all(|a| a.format == NHWC && a.dtype == x.dtype)
+            && c.mode == CROSS_CORRELATION
+            && c.compute == FLOAT
+            && c.dilation == [1, 1]
+            && c.pad[0] == c.pad[1]
+            && c.stride[0] == c.stride[1]
+            && w.dims[1] == x.dims[1]
+            && y.dims == [x.dims[0], w.dims[0], out(0), out(1)];
+        if !fits {
+            return Err(BAD_PARAM);
+        }
+        Ok(Self {
+            x: x.dims,
+            w: w.dims,
+            y: y.dims,
+            pad: c.pad[0] as usize,
+            stride: c.stride[0] as usize,
+            dtype: x.dtype,
+            math: c.math,
+        })
+    }
+
+    /// Calls `f` with the places in x, w and y of each product.
+    fn products(&self, mut f: impl FnMut(usize, usize, usize)) {
+        let ([n, ci, h, wd], [co, _, kh, kw], [_, _, oh, ow]) = (self.x, self.w, self.y);
+        let inside = |at: usize, tap: usize, size: usize| {
+            (at * self.stride + tap)
+                .checked_sub(self.pad)
+                .filter(|&p| p < size)
+        };
+        for image in 0..n {
+            for row in 0..oh {
+                for col in 0..ow {
+                    for a in 0..kh {
+                        let Some(i) = inside(row, a, h) else { continue };
+                        for b in 0..kw {
+                            let Some(j) = inside(col, b, wd) else {
+                                continue;
+                            };
+                            for to in 0..co {
+                                for from in 0..ci {
+                                    f(
+                                        ((image * h + i) * wd + j) * ci + from,
+                                        ((to * kh + a) * kw + b) * ci + from,
+                                        ((image * oh + row) * ow + col) * co + to,
+                                    );
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+unsafe fn read(at: usize, len: usize, dtype: c_int) -> Vec<f32> {
+    unsafe {
+        match dtype {
+            BFLOAT16 => std::slice::from_raw_parts(at as *const u16, len)
+                .iter()
+                .map(|&v| f32::from_bits(u32::from(v) << 16))
+                .collect(),
+            _ => std::slice::from_raw_parts(at as *const f32, len).to_vec(),
+        }
+    }
+}
+
+unsafe fn write(at: usize, values: &[f64], dtype: c_int) {
+    for (i, &v) in values.iter().enumerate() {
+        let v = v as f32;
+        unsafe {
+            match dtype {
+                BFLOAT16 => {
+                    let bits = v.to_bits();
+                    // to the nearest, ties to even
+                    let rounded = bits + 0x7fff + (bits >> 16 & 1);
+                    *(at as *mut u16).add(i) = (rounded >> 16) as u16;
+                }
+                _ => *(at as *mut f32).add(i) = v,
+            }
+        }
+    }
+}
+
+/// Which of the three is the result.
+#[derive(Clone, Copy, PartialEq)]
+enum Out {
+    Y,
+    X,
+    W,
+}
+
+/// A call on the handle's stream: `at` are the places of x, w and y, `scalars` alpha and beta.
+unsafe fn run(
+    handle: *mut Handle,
+    problem: Result<Problem, c_int>,
+    at: [usize; 3],
+    out: Out,
+    algorithm: c_int,
+    (scratch, room): (usize, usize),
+    scalars: [*const f32; 2],
+) -> c_int {
+    let p = match problem {
+        Ok(p) => p,
+        Err(code) => return code,
+    };
+    let wanted = match (p.dtype, p.math) {
+        (FLOAT, FMA_MATH) => ALGORITHM,
+        (FLOAT, _) => TENSOR_ALGORITHM,
+        _ => algorithm,
+    };
+    let scalars = scalars.map(|s| unsafe { *s });
+    if algorithm != wanted || scratch == 0 || room < SCRATCH || scalars != [1.0, 0.0] {
+        return BAD_PARAM;
+    }
+    let stream = unsafe { *(*handle).stream.lock().unwrap() };
+    let queue = unsafe { stream::of(stream as *const Stream) };
+    queue.push(move || {
+        let len = |d: [usize; 4]| d.iter().product::<usize>();
+        let lens = [len(p.x), len(p.w), len(p.y)];
+        let [x, w, y] = [0, 1, 2].map(|i| unsafe { read(at[i], lens[i], p.dtype) });
+        let to = match out {
+            Out::X => 0,
+            Out::W => 1,
+            Out::Y => 2,
+        };
+        let mut sum = vec![0.0f64; lens[to]];
+        p.products(|i, j, k| match out {
+            Out::Y => sum[k] += f64::from(x[i]) * f64::from(w[j]),
+            Out::X => sum[i] += f64::from(y[k]) * f64::from(w[j]),
+            Out::W => sum[j] += f64::from(y[k]) * f64::from(x[i]),
+        });
+        unsafe {
+            std::ptr::write_bytes(scratch as *mut u8, 0xff, SCRATCH);
+            write(at[to], &sum, p.dtype);
+        }
+    });
+    OK
+}
+
+unsafe fn offer(
+    problem: Result<Problem, c_int>,
+    (scratch, room): (usize, usize),
+    asked: c_int,
+    count: *mut c_int,
+    to: *mut Perf,
+) -> c_int {
+    if let Err(code) = problem {
+        return code;
+    }
+    if scratch == 0 || room < SCRATCH {
+        return BAD_PARAM;
+    }
+    let perf = |algorithm, status, memory, deterministic, math| Perf {
+        algorithm,
+        status,
+        time: 1.0,
+        memory,
+        deterministic,
+        math,
+        reserved: [0; 3],
+    };
+    let all = [
+        perf(0, OK, SCRATCH, 0, FMA_MATH),
+        perf(3, NOT_SUPPORTED, SCRATCH, 1, FMA_MATH),
+        perf(4, OK, usize::MAX, 1, FMA_MATH),
+        perf(TENSOR_ALGORITHM, OK, SCRATCH, 1, 1),
+        perf(ALGORITHM, OK, SCRATCH, 1, FMA_MATH),
+    ];
+    let mut written = 0;
+    for (i, p) in all.into_iter().take(asked.max(0) as usize).enumerate() {
+        unsafe { to.add(i).write(p) };
+        written += 1;
+    }
+    unsafe { *count = written };
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnFindConvolutionForwardAlgorithmEx(
+    _: *mut Handle,
+    x: *const Array,
+    _: *const c_void,
+    w: *const Array,
+    _: *const c_void,
+    conv: *const Convolution,
+    y: *const Array,
+    _: *mut c_void,
+    asked: c_int,
+    count: *mut c_int,
+    to: *mut Perf,
+    scratch: usize,
+    room: usize,
+) -> c_int {
+    unsafe {
+        offer(
+            Problem::new(x, w, y, conv),
+            (scratch, room),
+            asked,
+            count,
+            to,
+        )
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnFindConvolutionBackwardDataAlgorithmEx(
+    _: *mut Handle,
+    w: *const Array,
+    _: *const c_void,
+    y: *const Array,
+    _: *const c_void,
+    conv: *const Convolution,
+    x: *const Array,
+    _: *mut c_void,
+    asked: c_int,
+    count: *mut c_int,
+    to: *mut Perf,
+    scratch: usize,
+    room: usize,
+) -> c_int {
+    unsafe {
+        offer(
+            Problem::new(x, w, y, conv),
+            (scratch, room),
+            asked,
+            count,
+            to,
+        )
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
+    _: *mut Handle,
+    x: *const Array,
+    _: *const c_void,
+    y: *const Array,
+    _: *const c_void,
+    conv: *const Convolution,
+    w: *const Array,
+    _: *mut c_void,
+    asked: c_int,
+    count: *mut c_int,
+    to: *mut Perf,
+    scratch: usize,
+    room: usize,
+) -> c_int {
+    unsafe {
+        offer(
+            Problem::new(x, w, y, conv),
+            (scratch, room),
+            asked,
+            count,
+            to,
+        )
+    }
+}
+
+unsafe fn size(problem: Result<Problem, c_int>, bytes: *mut usize) -> c_int {
+    unsafe { *bytes = SCRATCH };
+    problem.map_or_else(|code| code, |_| OK)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnGetConvolutionForwardWorkspaceSize(
+    _: *mut Handle,
+    x: *const Array,
+    w: *const Array,
+    conv: *const Convolution,
+    y: *const Array,
+    _: c_int,
+    bytes: *mut usize,
+) -> c_int {
+    unsafe { size(Problem::new(x, w, y, conv), bytes) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnGetConvolutionBackwardDataWorkspaceSize(
+    _: *mut Handle,
+    w: *const Array,
+    y: *const Array,
+    conv: *const Convolution,
+    x: *const Array,
+    _: c_int,
+    bytes: *mut usize,
+) -> c_int {
+    unsafe { size(Problem::new(x, w, y, conv), bytes) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnGetConvolutionBackwardFilterWorkspaceSize(
+    _: *mut Handle,
+    x: *const Array,
+    y: *const Array,
+    conv: *const Convolution,
+    w: *const Array,
+    _: c_int,
+    bytes: *mut usize,
+) -> c_int {
+    unsafe { size(Problem::new(x, w, y, conv), bytes) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnConvolutionForward(
+    handle: *mut Handle,
+    alpha: *const f32,
+    x: *const Array,
+    x_at: usize,
+    w: *const Array,
+    w_at: usize,
+    conv: *const Convolution,
+    algorithm: c_int,
+    scratch: usize,
+    room: usize,
+    beta: *const f32,
+    y: *const Array,
+    y_at: usize,
+) -> c_int {
+    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    unsafe {
+        let problem = Problem::new(x, w, y, conv);
+        run(
+            handle,
+            problem,
+            at,
+            Out::Y,
+            algorithm,
+            scratch,
+            [alpha, beta],
+        )
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnConvolutionBackwardData(
+    handle: *mut Handle,
+    alpha: *const f32,
+    w: *const Array,
+    w_at: usize,
+    y: *const Array,
+    y_at: usize,
+    conv: *const Convolution,
+    algorithm: c_int,
+    scratch: usize,
+    room: usize,
+    beta: *const f32,
+    x: *const Array,
+    x_at: usize,
+) -> c_int {
+    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    unsafe {
+        let problem = Problem::new(x, w, y, conv);
+        run(
+            handle,
+            problem,
+            at,
+            Out::X,
+            algorithm,
+            scratch,
+            [alpha, beta],
+        )
+    }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnConvolutionBackwardFilter(
+    handle: *mut Handle,
+    alpha: *const f32,
+    x: *const Array,
+    x_at: usize,
+    y: *const Array,
+    y_at: usize,
+    conv: *const Convolution,
+    algorithm: c_int,
+    scratch: usize,
+    room: usize,
+    beta: *const f32,
+    w: *const Array,
+    w_at: usize,
+) -> c_int {
+    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    unsafe {
+        let problem = Problem::new(x, w, y, conv);
+        run(
+            handle,
+            problem,
+            at,
+            Out::W,
+            algorithm,
+            scratch,
+            [alpha, beta],
+        )
+    }
+}
