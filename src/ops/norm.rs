@@ -71,7 +71,7 @@ pub fn conv_norm_act_each(
     for (x, p) in each {
         let folds = available(&x) && !super::on_gpu(&x) && !p.weight.tensor.is_autodiff();
         if let (Norm::Fixed(s), true) = (&p.norm, folds) {
-            measured.push(Measured::Done(folded(x, &p, s), None));
+            measured.push(Measured::Done(Box::new((folded(x, &p, s), None))));
             continue;
         }
         let y = conv(x, p.weight, p.stride, p.groups, &p.lanes);
@@ -169,9 +169,9 @@ struct Together {
 
 /// A norm between its measurement and the activation.
 enum Measured {
-    Done(Tensor<4>, Option<BatchStats>),
+    Done(Box<(Tensor<4>, Option<BatchStats>)>),
     /// Input, gamma, beta.
-    Open([DispatchTensor; 3], NormArgs),
+    Open(Box<([DispatchTensor; 3], NormArgs)>),
 }
 
 impl Together {
@@ -221,8 +221,8 @@ impl Together {
     fn measure(&mut self, x: Tensor<4>, n: NormAct) -> Measured {
         if !available(&x) {
             let (gamma, beta) = (n.gamma.tensor, n.beta.tensor);
-            let (y, stats) = reference::norm_act(x, gamma, beta, n.norm, n.act);
-            return Measured::Done(y, stats);
+            let done = reference::norm_act(x, gamma, beta, n.norm, n.act);
+            return Measured::Done(Box::new(done));
         }
         let statistics = match n.norm {
             Norm::Fixed(s) => Statistics::Fixed(s),
@@ -245,13 +245,13 @@ impl Together {
             let (y, all) = <Dispatch as Kernels>::measured(x, before, a.clone());
             (x, self.all) = (y, Some(all));
         }
-        Measured::Open([x, gamma, beta], a)
+        Measured::Open(Box::new(([x, gamma, beta], a)))
     }
 
     fn finish(&self, measured: Measured) -> (Tensor<4>, Option<BatchStats>) {
         let ([x, gamma, beta], a) = match measured {
-            Measured::Done(y, stats) => return (y, stats),
-            Measured::Open(tensors, a) => (tensors, a),
+            Measured::Done(done) => return *done,
+            Measured::Open(open) => *open,
         };
         let record = a.record.clone();
         let all = self.all.as_ref().filter(|_| a.beside).unwrap_or(&x).clone();

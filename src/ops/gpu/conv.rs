@@ -5,7 +5,7 @@ use super::gemm::{self, GatherLaunch, PixelsLaunch, Tile};
 use super::launch::{Cut, T, UNITS, arg, cube_dim, cubes, dims4, elem, empty, table, vector};
 #[cfg(feature = "cuda")]
 use super::library;
-use super::shape::{along, concat};
+use super::shape::{along, concat, sum};
 use super::sums::{self, Target, lane_len, lane_sums, nothing};
 use crate::ops::extension::{ConvArgs, Record};
 use burn::tensor::{DType, Shape};
@@ -80,7 +80,7 @@ impl Sizes {
 
 pub(super) fn forward(x: &T, w: &T, s: &Sizes, args: &ConvArgs) -> T {
     #[cfg(feature = "cuda")]
-    if let Some(y) = library::forward(x, w, s, args) {
+    if let Some(y) = library::forward(x, w, None, s, args) {
         return y;
     }
     let y = empty(x, s.y_shape(), x.dtype);
@@ -97,6 +97,15 @@ pub(super) fn forward(x: &T, w: &T, s: &Sizes, args: &ConvArgs) -> T {
         gather(x, w, &y, s, false);
     }
     y
+}
+
+/// As [`forward`], and `bias` `[co]` is added.
+pub(super) fn forward_bias(x: &T, w: &T, bias: &T, s: &Sizes, args: &ConvArgs) -> T {
+    #[cfg(feature = "cuda")]
+    if let Some(y) = library::forward(x, w, Some(bias), s, args) {
+        return y;
+    }
+    sum(&forward(x, w, s, args), bias)
 }
 
 pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, args: &ConvArgs) -> T {

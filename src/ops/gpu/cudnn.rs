@@ -39,6 +39,8 @@ const WORKSPACE: usize = 256 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
     Forward,
+    /// Forward, and a bias is added to each output. (Of activations the fused call knows ReLU, not SiLU.)
+    Biased,
     Data,
     Weight,
 }
@@ -94,8 +96,9 @@ pub(super) fn applies(x: &T) -> bool {
 }
 
 /// Runs an operation on contiguous `x` `[n, h, w, ci]`, `w` `[co, k, k, ci/groups]`, `y` `[n, h, w, co]`, of which the
-/// operation's result is overwritten. `false`: cuDNN is absent or refuses, nothing was done.
-pub(super) fn run(op: Op, x: &T, w: &T, y: &T, sizes: &Sizes) -> bool {
+/// operation's result is overwritten, and for [`Op::Biased`] `[co]`, of one type. `false`: cuDNN is absent or refuses,
+/// nothing was done.
+pub(super) fn run(op: Op, [x, w, y]: [&T; 3], bias: Option<&T>, sizes: &Sizes) -> bool {
     let Some(device) = cuda_index(x).filter(|_| sizes.n > 0 && applies(x)) else {
         return false;
     };
@@ -108,7 +111,8 @@ pub(super) fn run(op: Op, x: &T, w: &T, y: &T, sizes: &Sizes) -> bool {
         device,
     };
     let handle = DeviceHandle::<Server>::new(x.client.service_id().device);
-    let buffers = || [x, w, y].map(|t| t.handle.clone().binding());
+    let all = || [x, w, y].into_iter().chain(bias);
+    let buffers = || all().map(|t| t.handle.clone().binding()).collect();
     let known = plans().get(&key).copied();
     let plan = known.unwrap_or_else(|| {
         let (buffers, scratch) = (buffers(), empty(x, [WORKSPACE], DType::U8));
@@ -145,6 +149,9 @@ pub(super) struct Descriptors {
     w: sys::cudnnFilterDescriptor_t,
     y: sys::cudnnTensorDescriptor_t,
     conv: sys::cudnnConvolutionDescriptor_t,
+    bias: sys::cudnnTensorDescriptor_t,
+    /// None.
+    activation: sys::cudnnActivationDescriptor_t,
 }
 
 impl Descriptors {
@@ -162,9 +169,18 @@ impl Descriptors {
             w: cudnn::create_filter_descriptor()?,
             y: cudnn::create_tensor_descriptor()?,
             conv: cudnn::create_convolution_descriptor()?,
+            bias: cudnn::create_tensor_descriptor()?,
+            activation: cudnn::create_activation_descriptor()?,
         };
         // SAFETY: the descriptors were just created.
         unsafe {
+            cudnn::set_tensor4d_descriptor(d.bias, nhwc, ty, [1, i(s.co), 1, 1])?;
+            cudnn::set_activation_descriptor(
+                d.activation,
+                sys::cudnnActivationMode_t::CUDNN_ACTIVATION_IDENTITY,
+                sys::cudnnNanPropagation_t::CUDNN_PROPAGATE_NAN,
+                0.0,
+            )?;
             let x = [i(s.n), i(s.ci), i(s.h), i(s.w)];
             let y = [i(s.n), i(s.co), i(s.out_h()), i(s.out_w())];
             cudnn::set_tensor4d_descriptor(d.x, nhwc, ty, x)?;
@@ -202,8 +218,12 @@ impl Key {
 /// An operation on buffers.
 struct Job {
     key: Key,
-    buffers: [BufferBinding; 3],
+    /// Of x, w, y and, where there is one, the bias.
+    buffers: Vec<BufferBinding>,
 }
+
+/// Where they are, null without a bias.
+type Pointers = [*mut c_void; 4];
 
 const ONE: f32 = 1.0;
 const ZERO: f32 = 0.0;
@@ -271,12 +291,13 @@ const WEIGHT: [WeightAlgorithm; 7] = [
     WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_WINOGRAD_NONFUSED,
     WeightAlgorithm::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_FFT_TILING,
 ];
-/// Deterministic in each of the three, and implicit products: those of NHWC.
+/// Deterministic in each of the three, and implicit products: those of NHWC. With a bias and no activation cuDNN has no
+/// other.
 const FIXED: u32 = 1;
 
 impl Job {
-    fn pointers(&self, server: &mut Server) -> Result<[*mut c_void; 3], Refused> {
-        let mut out = [null_mut(); 3];
+    fn pointers(&self, server: &mut Server) -> Result<Pointers, Refused> {
+        let mut out = [null_mut(); 4];
         for (out, buffer) in out.iter_mut().zip(&self.buffers) {
             *out = pointer(server, buffer.clone())?;
         }
@@ -287,9 +308,15 @@ impl Job {
     fn search(&self, server: &mut Server, scratch: BufferBinding) -> Option<Plan> {
         let mut plan = None;
         let result = self.prepared(server, Some(scratch), |lib, d, pointers, scratch| {
-            plan = match self.key.deterministic {
-                true => self.fixed(lib, d)?,
-                false => self.measured(lib, d, pointers, scratch)?,
+            plan = match self.key.op {
+                Op::Biased => {
+                    let fixed = self.fixed(lib, d)?;
+                    // whether it is refused shows when it is called
+                    self.call(lib, d, pointers, scratch, fixed)?;
+                    Some(fixed)
+                }
+                _ if self.key.deterministic => Some(self.fixed(lib, d)?),
+                _ => self.measured(lib, d, pointers, scratch)?,
             };
             Ok(())
         });
@@ -301,7 +328,7 @@ impl Job {
         &self,
         lib: &Lib,
         d: Descriptors,
-        [x, w, y]: [*mut c_void; 3],
+        [x, w, y, _]: Pointers,
         scratch: *mut c_void,
     ) -> Result<Option<Plan>, Refused> {
         let (key, mut count) = (&self.key, 0);
@@ -309,7 +336,7 @@ impl Job {
         // results are written before they are read.
         unsafe {
             Ok(match key.op {
-                Op::Forward => {
+                Op::Forward | Op::Biased => {
                     let mut perf: [sys::cudnnConvolutionFwdAlgoPerf_t; 8] = std::mem::zeroed();
                     sys::cudnnFindConvolutionForwardAlgorithmEx(
                         lib.handle,
@@ -374,12 +401,12 @@ impl Job {
         }
     }
 
-    fn fixed(&self, lib: &Lib, d: Descriptors) -> Result<Option<Plan>, Refused> {
+    fn fixed(&self, lib: &Lib, d: Descriptors) -> Result<Plan, Refused> {
         let at = FIXED as usize;
         // SAFETY: the descriptors are alive.
         let workspace = unsafe {
             match self.key.op {
-                Op::Forward => cudnn::get_convolution_forward_workspace_size(
+                Op::Forward | Op::Biased => cudnn::get_convolution_forward_workspace_size(
                     lib.handle,
                     d.x,
                     d.w,
@@ -395,11 +422,11 @@ impl Job {
                 )?,
             }
         };
-        Ok(Some(Plan {
+        Ok(Plan {
             algorithm: FIXED,
             workspace,
             math: self.key.math(),
-        }))
+        })
     }
 
     fn enqueue(
@@ -408,62 +435,93 @@ impl Job {
         scratch: Option<BufferBinding>,
         plan: Plan,
     ) -> Result<(), Refused> {
-        let (one, zero, at) = (scalar(&ONE), scalar(&ZERO), plan.algorithm as usize);
-        self.prepared(server, scratch, |lib, d, [x, w, y], scratch| {
-            // SAFETY: buffers are of the sizes that the descriptors tell, the scratch buffer of those that the algorithm
-            // asked for.
-            unsafe {
-                cudnn::set_convolution_math_type(d.conv, plan.math)?;
-                match self.key.op {
-                    Op::Forward => cudnn::convolution_forward(
-                        lib.handle,
-                        one,
-                        d.x,
-                        x,
-                        d.w,
-                        w,
-                        d.conv,
-                        FORWARD[at],
-                        scratch,
-                        plan.workspace,
-                        zero,
-                        d.y,
-                        y,
-                    )?,
-                    Op::Data => cudnn::convolution_backward_data(
-                        lib.handle,
-                        one,
-                        d.w,
-                        w,
-                        d.y,
-                        y,
-                        d.conv,
-                        DATA[at],
-                        scratch,
-                        plan.workspace,
-                        zero,
-                        d.x,
-                        x,
-                    )?,
-                    Op::Weight => cudnn::convolution_backward_filter(
-                        lib.handle,
-                        one,
-                        d.x,
-                        x,
-                        d.y,
-                        y,
-                        d.conv,
-                        WEIGHT[at],
-                        scratch,
-                        plan.workspace,
-                        zero,
-                        d.w,
-                        w,
-                    )?,
-                }
-            }
-            Ok(())
+        self.prepared(server, scratch, |lib, d, pointers, scratch| {
+            self.call(lib, d, pointers, scratch, plan)
         })
+    }
+
+    fn call(
+        &self,
+        lib: &Lib,
+        d: Descriptors,
+        [x, w, y, bias]: Pointers,
+        scratch: *mut c_void,
+        plan: Plan,
+    ) -> Result<(), Refused> {
+        let (one, zero, at) = (scalar(&ONE), scalar(&ZERO), plan.algorithm as usize);
+        // SAFETY: buffers are of the sizes that the descriptors tell, the scratch buffer of those that the algorithm
+        // asked for.
+        unsafe {
+            cudnn::set_convolution_math_type(d.conv, plan.math)?;
+            match self.key.op {
+                Op::Forward => cudnn::convolution_forward(
+                    lib.handle,
+                    one,
+                    d.x,
+                    x,
+                    d.w,
+                    w,
+                    d.conv,
+                    FORWARD[at],
+                    scratch,
+                    plan.workspace,
+                    zero,
+                    d.y,
+                    y,
+                )?,
+                Op::Data => cudnn::convolution_backward_data(
+                    lib.handle,
+                    one,
+                    d.w,
+                    w,
+                    d.y,
+                    y,
+                    d.conv,
+                    DATA[at],
+                    scratch,
+                    plan.workspace,
+                    zero,
+                    d.x,
+                    x,
+                )?,
+                Op::Weight => cudnn::convolution_backward_filter(
+                    lib.handle,
+                    one,
+                    d.x,
+                    x,
+                    d.y,
+                    y,
+                    d.conv,
+                    WEIGHT[at],
+                    scratch,
+                    plan.workspace,
+                    zero,
+                    d.w,
+                    w,
+                )?,
+                Op::Biased => cudnn::convolution_bias_activation_forward(
+                    lib.handle,
+                    one,
+                    d.x,
+                    x,
+                    d.w,
+                    w,
+                    d.conv,
+                    FORWARD[at],
+                    scratch,
+                    plan.workspace,
+                    zero,
+                    d.y,
+                    y,
+                    d.bias,
+                    bias,
+                    d.activation,
+                    d.y,
+                    y,
+                )?,
+            }
+        }
+        Ok(())
     }
 
     /// Calls `f` with everything resolved, on a stream in order with the runtime's.
@@ -471,7 +529,7 @@ impl Job {
         &self,
         server: &mut Server,
         scratch: Option<BufferBinding>,
-        f: impl FnOnce(&Lib, Descriptors, [*mut c_void; 3], *mut c_void) -> Result<(), Refused>,
+        f: impl FnOnce(&Lib, Descriptors, Pointers, *mut c_void) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
         let pointers = self.pointers(server)?;
         let scratch = match scratch {

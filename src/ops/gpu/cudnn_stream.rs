@@ -94,7 +94,7 @@ impl Lib {
 }
 
 /// The stream in the pool's place of `id`, where the server's `Debug` output shows it.
-fn stream_of(server: &Server, id: StreamId) -> Option<driver::CUstream> {
+pub(super) fn stream_of(server: &Server, id: StreamId) -> Option<driver::CUstream> {
     let places = u64::from(CubeClRuntimeConfig::get().streaming.max_streams);
     let own = id.value % places;
     let at = server.stream_ids().iter().position(|s| s.value == own)?;

@@ -1,9 +1,10 @@
 //! What is handed to cuDNN, over the stand-in of `tests/fake-cuda`, which computes convolutions where "device" memory is the
 //! host's. Kernels do nothing there, so weights are put into cuDNN's order here.
 
-use super::{Op, Sizes, T, run};
+use super::{DeviceHandle, Op, Server, Sizes, StreamId, T, run};
 use crate::ops::cpu::lanes::Lanes;
 use crate::ops::extension::{ConvArgs, Record};
+use crate::ops::gpu::cudnn_stream::stream_of;
 use crate::ops::gpu::{flat, library, precision};
 use burn::tensor::{DType, Device};
 use std::path::Path;
@@ -47,7 +48,7 @@ fn drawn(seed: usize, len: usize) -> Vec<f32> {
 fn plain(op: Op, s: &Sizes, [x, w, y]: [&[f32]; 3]) -> Vec<f32> {
     let (oh, ow) = (s.out_h(), s.out_w());
     let len = match op {
-        Op::Forward => s.n * oh * ow * s.co,
+        Op::Forward | Op::Biased => s.n * oh * ow * s.co,
         Op::Data => s.n * s.h * s.w * s.ci,
         Op::Weight => s.weights(),
     };
@@ -65,7 +66,7 @@ fn plain(op: Op, s: &Sizes, [x, w, y]: [&[f32]; 3]) -> Vec<f32> {
                     let at_w = ((to * s.k + a) * s.k + b) * s.ci + from;
                     let at_y = ((n * oh + r) * ow + c) * s.co + to;
                     match op {
-                        Op::Forward => out[at_y] += x[at_x] * w[at_w],
+                        Op::Forward | Op::Biased => out[at_y] += x[at_x] * w[at_w],
                         Op::Data => out[at_x] += y[at_y] * w[at_w],
                         Op::Weight => out[at_w] += x[at_x] * y[at_y],
                     }
@@ -149,9 +150,9 @@ fn worker_convolves() {
             for op in [Op::Forward, Op::Data, Op::Weight] {
                 let on = [&x, &w, &y].map(|v| v.as_slice());
                 let [a, b, c] = [0, 1, 2].map(|i| put(on[i], shapes[i], dtype));
-                assert!(run(op, &a, &b, &c, &s), "{op:?} {s:?} {dtype:?}");
+                assert!(run(op, [&a, &b, &c], None, &s), "{op:?} {s:?} {dtype:?}");
                 let result = match op {
-                    Op::Forward => &c,
+                    Op::Forward | Op::Biased => &c,
                     Op::Data => &a,
                     Op::Weight => &b,
                 };
@@ -161,13 +162,40 @@ fn worker_convolves() {
         }
     }
     precision::set_tf32(false);
+    // with a bias: forward, and its sum
+    let s = sizes(2, [5, 4], [6, 3], 1, 1);
+    let (x, w) = (drawn(4, 2 * 5 * 4 * 6), drawn(5, s.weights()));
+    let bias = [0.5, -2.0, 8.0];
+    let mut want = plain(Op::Biased, &s, [&x, &w, &[]]);
+    for pixel in want.chunks_exact_mut(3) {
+        pixel.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        let (x, w) = (put(&x, [2, 5, 4, 6], dtype), put(&w, [3, 1, 1, 6], dtype));
+        let (y, b) = (
+            flat::empty(&device, s.y_shape(), dtype),
+            put(&bias, [1, 1, 1, 3], dtype),
+        );
+        for _ in 0..2 {
+            assert!(run(Op::Biased, [&x, &w, &y], Some(&b), &s));
+            close(&host(&y), &want, dtype, "bias");
+        }
+    }
     // what it refuses is left to the kernels, and asked once
     let s = sizes(1, [4, 4], [2, 2], 1, 1);
     for _ in 0..2 {
         let [x, w, y] = [[1, 4, 4, 2], [2, 1, 1, 2], [1, 4, 4, 2]]
             .map(|shape| flat::empty(&device, shape, DType::F16));
-        assert!(!run(Op::Forward, &x, &w, &y, &s), "float16 is refused");
+        assert!(
+            !run(Op::Forward, [&x, &w, &y], None, &s),
+            "float16 is refused"
+        );
     }
+    // calls go to the runtime's own stream, which its server shows
+    let x = flat::empty(&device, [1], DType::F32);
+    let handle = DeviceHandle::<Server>::new(x.client.service_id().device);
+    let shown = |server: &mut Server| stream_of(server, StreamId::current()).is_some();
+    assert!(handle.submit_blocking(shown).unwrap());
     // fixed algorithms, lane by lane, of which one is empty: each call's images lie where they belong
     precision::set_deterministic(true);
     let s = sizes(3, [6, 5], [4, 7], 3, 1);
@@ -183,6 +211,10 @@ fn worker_convolves() {
         filters: Record::new(),
     };
     a.filters.keep(vec![of_cudnn.clone()]);
-    let y = library::forward(&x, &of_cudnn, &s, &a).expect("nothing is refused");
-    close(&host(&y), &want, DType::F32, "lanes");
+    let bias = put(&[1.5; 7], [1, 1, 1, 7], DType::F32);
+    for (bias, more) in [(None, 0.0), (Some(&bias), 1.5)] {
+        let y = library::forward(&x, &of_cudnn, bias, &s, &a).expect("nothing is refused");
+        let want: Vec<f32> = want.iter().map(|v| v + more).collect();
+        close(&host(&y), &want, DType::F32, "lanes");
+    }
 }

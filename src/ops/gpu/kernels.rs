@@ -129,7 +129,10 @@ impl Kernels for CubeBackend {
         shape::affine(&y, &scale, &shift, f.silu)
     }
     fn conv_bias(x: T, w: T, b: T, a: ConvArgs, _: BiasArgs) -> T {
-        shape::sum(&Self::conv(x, w, a), &dense(b))
+        let x = dense(x);
+        let w = weights(w, &x);
+        let s = conv::Sizes::new(&x, &w, a.stride, a.groups);
+        conv::forward_bias(&x, &w, &dense(b), &s, &a)
     }
     fn bias_db(dy: T, a: BiasArgs) -> T {
         let dy = dense(dy);

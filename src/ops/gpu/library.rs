@@ -45,25 +45,35 @@ fn rows(t: &T, range: &Range<usize>) -> T {
 }
 
 /// `None`: nothing was done.
-fn by_calls(op: Op, x: &T, w: &T, y: &T, s: &Sizes, lanes: &[Range<usize>]) -> Option<()> {
+fn by_calls(
+    op: Op,
+    [x, w, y]: [&T; 3],
+    bias: Option<&T>,
+    s: &Sizes,
+    lanes: &[Range<usize>],
+) -> Option<()> {
     for images in calls(lanes, s.n) {
         let part = Sizes {
             n: images.len(),
             ..*s
         };
         // refused for one of the calls: the kernels overwrite what the others wrote
-        cudnn::run(op, &rows(x, &images), w, &rows(y, &images), &part).then_some(())?;
+        let (x, y) = (rows(x, &images), rows(y, &images));
+        cudnn::run(op, [&x, w, &y], bias, &part).then_some(())?;
     }
     Some(())
 }
 
-pub(super) fn forward(x: &T, w: &T, s: &Sizes, a: &ConvArgs) -> Option<T> {
+/// With `bias` `[co]` added, where there is one.
+pub(super) fn forward(x: &T, w: &T, bias: Option<&T>, s: &Sizes, a: &ConvArgs) -> Option<T> {
     if !takes(x, s) {
         return None;
     }
     let y = empty(x, s.y_shape(), x.dtype);
     let w = a.filters.kept_or(|| filters(w));
-    by_calls(Op::Forward, x, &w, &y, s, &a.lanes.cut(s.n))?;
+    let bias = bias.map(|b| sums::cast(b.clone(), x.dtype));
+    let op = bias.as_ref().map_or(Op::Forward, |_| Op::Biased);
+    by_calls(op, [x, &w, &y], bias.as_ref(), s, &a.lanes.cut(s.n))?;
     Some(y)
 }
 
@@ -73,7 +83,7 @@ pub(super) fn backward_data(dy: &T, w: &T, s: &Sizes, a: &ConvArgs) -> Option<T>
     }
     let dx = empty(dy, [s.n, s.h, s.w, s.ci], dy.dtype);
     let w = a.filters.kept_or(|| filters(w));
-    by_calls(Op::Data, &dx, &w, dy, s, &a.lanes.cut(s.n))?;
+    by_calls(Op::Data, [&dx, &w, dy], None, s, &a.lanes.cut(s.n))?;
     Some(dx)
 }
 
@@ -143,7 +153,7 @@ pub(super) fn backward_weight(
         };
         let (x, dy) = (rows(x, images), rows(dy, images));
         let out = rows(&parts, &(i..i + 1));
-        cudnn::run(Op::Weight, &x, &out, &dy, &part).then_some(())?;
+        cudnn::run(Op::Weight, [&x, &out, &dy], None, &part).then_some(())?;
     }
     Some(put_filters(&parts, s, cut, whole, target, shape, dtype))
 }

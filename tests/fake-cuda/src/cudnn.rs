@@ -15,6 +15,7 @@ const BFLOAT16: c_int = 9;
 const NHWC: c_int = 1;
 const CROSS_CORRELATION: c_int = 1;
 const FMA_MATH: c_int = 3;
+const IDENTITY: c_int = 5;
 
 /// The algorithm that works, its scratch memory, and the others' that are offered: too large, with tensor operations, with
 /// atomics, failing.
@@ -86,6 +87,21 @@ pub unsafe extern "C" fn cudnnCreateFilterDescriptor(to: *mut *mut Array) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnCreateConvolutionDescriptor(to: *mut *mut Convolution) -> c_int {
     unsafe { make(to) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnCreateActivationDescriptor(to: *mut *mut c_int) -> c_int {
+    unsafe { make(to) }
+}
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnSetActivationDescriptor(
+    to: *mut c_int,
+    mode: c_int,
+    _: c_int,
+    _: f64,
+) -> c_int {
+    unsafe { *to = mode };
+    OK
 }
 
 unsafe fn set(to: *mut Array, dtype: c_int, format: c_int, dims: [c_int; 4]) -> c_int {
@@ -286,11 +302,11 @@ enum Out {
     W,
 }
 
-/// A call on the handle's stream: `at` are the places of x, w and y, `scalars` alpha and beta.
+/// A call on the handle's stream: `at` are the places of x, w and y and of a bias or null, `scalars` alpha and beta.
 unsafe fn run(
     handle: *mut Handle,
     problem: Result<Problem, c_int>,
-    at: [usize; 3],
+    at: [usize; 4],
     out: Out,
     algorithm: c_int,
     (scratch, room): (usize, usize),
@@ -326,6 +342,15 @@ unsafe fn run(
             Out::X => sum[i] += f64::from(y[k]) * f64::from(w[j]),
             Out::W => sum[j] += f64::from(y[k]) * f64::from(x[i]),
         });
+        if at[3] != 0 {
+            let bias = unsafe { read(at[3], p.w[0], p.dtype) };
+            let pixels = sum.chunks_exact_mut(bias.len());
+            pixels.for_each(|y| {
+                y.iter_mut()
+                    .zip(&bias)
+                    .for_each(|(y, &b)| *y += f64::from(b))
+            });
+        }
         unsafe {
             std::ptr::write_bytes(scratch as *mut u8, 0xff, SCRATCH);
             write(at[to], &sum, p.dtype);
@@ -509,7 +534,7 @@ pub unsafe extern "C" fn cudnnConvolutionForward(
     y: *const Array,
     y_at: usize,
 ) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
     unsafe {
         let problem = Problem::new(x, w, y, conv);
         run(
@@ -539,7 +564,7 @@ pub unsafe extern "C" fn cudnnConvolutionBackwardData(
     x: *const Array,
     x_at: usize,
 ) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
     unsafe {
         let problem = Problem::new(x, w, y, conv);
         run(
@@ -569,7 +594,7 @@ pub unsafe extern "C" fn cudnnConvolutionBackwardFilter(
     w: *const Array,
     w_at: usize,
 ) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at], (scratch, room));
+    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
     unsafe {
         let problem = Problem::new(x, w, y, conv);
         run(
@@ -577,6 +602,49 @@ pub unsafe extern "C" fn cudnnConvolutionBackwardFilter(
             problem,
             at,
             Out::W,
+            algorithm,
+            scratch,
+            [alpha, beta],
+        )
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cudnnConvolutionBiasActivationForward(
+    handle: *mut Handle,
+    alpha: *const f32,
+    x: *const Array,
+    x_at: usize,
+    w: *const Array,
+    w_at: usize,
+    conv: *const Convolution,
+    algorithm: c_int,
+    scratch: usize,
+    room: usize,
+    beta: *const f32,
+    _: *const Array,
+    _: usize,
+    bias: *const Array,
+    bias_at: usize,
+    activation: *const c_int,
+    y: *const Array,
+    y_at: usize,
+) -> c_int {
+    let (at, scratch) = ([x_at, w_at, y_at, bias_at], (scratch, room));
+    unsafe {
+        // without an activation there is one algorithm alone
+        if *activation != IDENTITY || algorithm != ALGORITHM {
+            return NOT_SUPPORTED;
+        }
+        if (*bias).dims != [1, (*w).dims[0], 1, 1] || (*bias).dtype != (*x).dtype || bias_at == 0 {
+            return BAD_PARAM;
+        }
+        let problem = Problem::new(x, w, y, conv);
+        run(
+            handle,
+            problem,
+            at,
+            Out::Y,
             algorithm,
             scratch,
             [alpha, beta],
