@@ -3,7 +3,7 @@
 //! Norms of branches that run side by side (the levels and branches of heads) depend on nothing of each other, so one
 //! exchange does for the statistics of all of them, and one for the sums of their gradients. All are measured before the first
 //! of them is normalised, and in the backward pass the sums of all are there before the first input's gradient. A norm alone
-//! is a group of one, and so is each on a rank that meets no other.
+//! is a group of one.
 
 use super::cpu::lanes::Lanes;
 use super::cpu::norm::{self, GradientSums, Moments, Statistic};
@@ -13,7 +13,7 @@ use burn_cubecl::tensor::CubeTensor;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// Batch norms that take statistics of the batch and exchange them together.
+/// Batch norms side by side that take statistics of the batch.
 #[derive(Debug)]
 pub struct NormGroup {
     /// The ranks whose batch it is; the name is that of the exchange.
@@ -27,12 +27,6 @@ pub struct NormGroup {
 }
 
 impl NormGroup {
-    /// Whether other ranks have a part in it.
-    #[cfg(feature = "gpu")]
-    pub(super) fn is_synced(&self) -> bool {
-        self.synced.is_some()
-    }
-
     /// Of norms with these channels; over ranks where `synced` is given, whose name then stands for all of them.
     pub fn new(synced: Option<Synced>, channels: Vec<usize>) -> Self {
         Self {
@@ -42,6 +36,17 @@ impl NormGroup {
             statistics: Exchange::default(),
             gradients: Exchange::default(),
         }
+    }
+
+    /// Number of norms.
+    pub(super) fn size(&self) -> usize {
+        self.channels.len()
+    }
+
+    /// Whether other ranks have a part in it.
+    #[cfg(feature = "gpu")]
+    pub(super) fn is_synced(&self) -> bool {
+        self.synced.is_some()
     }
 }
 

@@ -157,10 +157,7 @@ struct NormAct {
 /// Norms with statistics of the batch that run side by side: all are measured before the first is finished. That is so on
 /// one rank too, as gradients are added in the order of the graph.
 struct Together {
-    /// How many they are.
-    count: usize,
-    /// Of those that are synchronised.
-    group: Option<Arc<NormGroup>>,
+    group: Arc<NormGroup>,
     /// The next one's place in it.
     index: usize,
     /// What stands for all that were measured.
@@ -186,35 +183,25 @@ impl Together {
             }
             channels.push(gamma.tensor.dims()[0]);
         }
-        let count = channels.len();
-        let group = synced.map(|first| {
-            let name = match count {
+        let synced = synced.map(|first| Synced {
+            ranks: first.ranks.clone(),
+            name: match channels.len() {
                 1 => first.name.clone(),
                 n => format!("{} and {} more", first.name, n - 1).into(),
-            };
-            let ranks = first.ranks.clone();
-            Arc::new(NormGroup::new(Some(Synced { ranks, name }), channels))
+            },
         });
         Self {
-            count,
-            group,
+            group: Arc::new(NormGroup::new(synced, channels)),
             index: 0,
             all: None,
         }
     }
 
-    fn member(&mut self, channels: usize) -> Member {
+    fn next(&mut self) -> Member {
         self.index += 1;
-        match &self.group {
-            Some(group) => Member {
-                group: group.clone(),
-                index: self.index - 1,
-            },
-            // what stays here waits for nobody
-            None => Member {
-                group: Arc::new(NormGroup::new(None, vec![channels])),
-                index: 0,
-            },
+        Member {
+            group: self.group.clone(),
+            index: self.index - 1,
         }
     }
 
@@ -226,10 +213,10 @@ impl Together {
         }
         let statistics = match n.norm {
             Norm::Fixed(s) => Statistics::Fixed(s),
-            Norm::Batch | Norm::Synced(_) => Statistics::Batch(self.member(x.dims()[3])),
+            Norm::Batch | Norm::Synced(_) => Statistics::Batch(self.next()),
         };
         let a = NormArgs {
-            beside: self.count > 1 && matches!(statistics, Statistics::Batch(_)),
+            beside: self.group.size() > 1 && matches!(statistics, Statistics::Batch(_)),
             statistics,
             act: n.act,
             lanes: n.lanes,
