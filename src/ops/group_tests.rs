@@ -217,6 +217,8 @@ fn side_by_side(device: &Device) {
 }
 
 fn two_ranks(device: &Device) {
+    #[cfg(feature = "gpu")]
+    let _fixed = crate::ops::gpu::testing::SameBits::new();
     for frozen in [None, Some(1)] {
         let whole = alone(device, &Lanes::whole(4), &[0, 1, 2], frozen);
         let (ranks, calls) = on_ranks(2, |rank, ranks| {
@@ -239,6 +241,8 @@ fn two_ranks(device: &Device) {
 }
 
 fn unread(device: &Device) {
+    #[cfg(feature = "gpu")]
+    let _fixed = crate::ops::gpu::testing::SameBits::new();
     for read in [vec![0, 2], vec![1]] {
         let want = alone(device, &Lanes::whole(4), &read, None);
         let (ranks, calls) = on_ranks(2, |rank, ranks| {

@@ -32,3 +32,20 @@ pub(crate) fn device() -> Option<Device> {
 pub(crate) fn cube_device() -> Option<CubeDevice> {
     super::flat::cube_device(&device()?)
 }
+
+/// While it lives, a library's convolutions have the bits of each lane by itself, as in a run with `--deterministic`. It holds
+/// for the process: where there is such a library, tests run one after the other.
+pub(crate) struct SameBits;
+
+impl SameBits {
+    pub(crate) fn new() -> Self {
+        super::precision::set_deterministic(true);
+        Self
+    }
+}
+
+impl Drop for SameBits {
+    fn drop(&mut self) {
+        super::precision::set_deterministic(false);
+    }
+}
