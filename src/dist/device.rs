@@ -218,9 +218,9 @@ impl DeviceHandle {
     }
 }
 
-/// Collectives on the GPU of each rank, in place where there is but one buffer. They are enqueued after what the buffer has to come after, run while the
-/// GPU does other things, and are named, watched and compared between ranks as those of a [`super::ProcessGroup`]. Every rank calls the
-/// same ones in the same order on each channel.
+/// Collectives on the GPU of each rank, in place where there is but one buffer. They are enqueued after what the buffers have
+/// to come after, run while the GPU does other things, and are named, watched and compared between ranks as those of a
+/// [`super::ProcessGroup`]. Every rank calls the same ones in the same order on each channel.
 pub trait DeviceGroup: Send + Sync {
     /// Every rank gets the values of all ranks joined, in the order that NCCL chooses: sums of floats may differ between
     /// numbers of ranks in their last bits.

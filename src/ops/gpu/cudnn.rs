@@ -312,7 +312,9 @@ impl Job {
                 Op::Biased => {
                     let fixed = self.fixed(lib, d)?;
                     // whether it is refused shows when it is called
-                    self.call(lib, d, pointers, scratch, fixed)?;
+                    if fixed.workspace <= WORKSPACE {
+                        self.call(lib, d, pointers, scratch, fixed)?;
+                    }
                     Some(fixed)
                 }
                 _ if self.key.deterministic => Some(self.fixed(lib, d)?),
