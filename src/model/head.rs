@@ -96,9 +96,9 @@ struct Branches {
 
 impl Branches {
     /// The branches with what they read, those of boxes first.
-    fn on<'a>(&'a self, features: &[Tensor<4>]) -> Vec<(&'a Branch, Tensor<4>)> {
-        let of = |branches: &'a [Branch]| branches.iter().zip(features.to_vec());
-        of(&self.boxes).chain(of(&self.classes)).collect()
+    fn on(&self, features: Vec<Tensor<4>>) -> Vec<(&Branch, Tensor<4>)> {
+        let boxes = self.boxes.iter().zip(features.clone());
+        boxes.chain(self.classes.iter().zip(features)).collect()
     }
 }
 
@@ -204,19 +204,18 @@ impl Detect {
     ) -> (Option<HeadOutput>, Option<HeadOutput>) {
         let many = heads.many.then_some(&self.one_to_many);
         let one = self.one_to_one.as_ref().filter(|_| heads.one);
-        let detached: Vec<_> = features.iter().map(|f| f.clone().detach()).collect();
         // a feature gets the sum of its branches' gradients, of two summands, whenever they come
-        let shared: Vec<_> = features.iter().map(|f| ops::shared(f.clone())).collect();
-        let each = many.map(|h| h.on(&shared)).into_iter();
-        let each = each.chain(one.map(|h| h.on(&detached))).flatten();
+        let shared = |f: &Tensor<4>| ops::shared(f.clone());
+        let detached = |f: &Tensor<4>| f.clone().detach();
+        let many_on = many.map(|h| h.on(features.iter().map(shared).collect()));
+        let one_on = one.map(|h| h.on(features.iter().map(detached).collect()));
+        let each: Vec<_> = many_on.into_iter().chain(one_on).flatten().collect();
         // where ranks meet, all branches go on together; otherwise one after the other, which keeps what they read in caches
         let together = if p.tensors.synced() { usize::MAX } else { 1 };
-        let mut outputs = vec![];
-        let mut each = each.peekable();
-        while each.peek().is_some() {
-            let next = each.by_ref().take(together).collect();
-            outputs.extend(Branch::forward_each(next, p));
-        }
+        let outputs = each.chunks(together);
+        let outputs: Vec<_> = outputs
+            .flat_map(|next| Branch::forward_each(next.to_vec(), p))
+            .collect();
         let mut outputs = outputs.into_iter();
         let mut joined = |b: &[Branch]| ops::join(outputs.by_ref().take(b.len()).collect(), 1);
         let mut head = |h: &Branches| HeadOutput {

@@ -107,7 +107,7 @@ impl<B: Kernels> Backward<B, 4> for NormAct {
             norm.set_reached();
         }
         if let Some(n) = ny {
-            let d = if a.beside { d } else { B::norm_dy(d, y, a) };
+            let d = if a.beside() { d } else { B::norm_dy(d, y, a) };
             grads.register::<B>(n.id, d);
         }
     }

@@ -49,7 +49,7 @@ pub fn conv_bias(
     reference::conv(x, weight.tensor, 1, 1) + bias.tensor.reshape([1, 1, 1, c])
 }
 
-fn args(stride: usize, groups: usize, lanes: &Lanes, slot: Option<Slot>) -> ConvArgs {
+pub(super) fn args(stride: usize, groups: usize, lanes: &Lanes, slot: Option<Slot>) -> ConvArgs {
     ConvArgs {
         stride,
         groups,

@@ -116,8 +116,6 @@ pub struct BiasArgs {
 #[derive(Debug, Clone)]
 pub struct NormArgs {
     pub statistics: Statistics,
-    /// Statistics are of the batch, and others are measured beside them: [`Kernels::measured`] comes first.
-    pub beside: bool,
     pub act: Activation,
     pub lanes: Lanes,
     pub record: Record<Normalised>,
@@ -126,6 +124,13 @@ pub struct NormArgs {
     pub running: Option<Running>,
     pub gamma: Option<Slot>,
     pub beta: Option<Slot>,
+}
+
+impl NormArgs {
+    /// Whether the norm has others beside it: [`Kernels::measured`] of all of them comes first.
+    pub(super) fn beside(&self) -> bool {
+        matches!(&self.statistics, Statistics::Batch(norm) if norm.group.size() > 1)
+    }
 }
 
 /// Per-channel factor and summand that follow a convolution, and whether SiLU does.

@@ -239,7 +239,7 @@ impl Kernels for Flex {
     }
     fn norm_act(y: T, gamma: T, beta: T, _: T, a: NormArgs) -> T {
         let y = dense(y);
-        if !a.beside {
+        if !a.beside() {
             measure(&y, &a);
         }
         let (gamma, beta) = (dense(gamma), dense(beta));

@@ -32,9 +32,9 @@ impl NormGroup {
         Self {
             synced,
             reached: channels.iter().map(|_| AtomicBool::new(false)).collect(),
+            statistics: Exchange::new(channels.len()),
+            gradients: Exchange::new(channels.len()),
             channels,
-            statistics: Exchange::default(),
-            gradients: Exchange::default(),
         }
     }
 
@@ -60,8 +60,8 @@ pub struct Member {
 /// What the norms of a group give, and what comes of it.
 #[derive(Debug)]
 struct Exchange<T> {
-    /// The parts of own lanes that each norm gave.
-    own: Mutex<Vec<(usize, Vec<T>)>>,
+    /// The parts of own lanes that each norm gave; none of one that the pass did not come to.
+    own: Mutex<Vec<Vec<T>>>,
     /// Of all lanes, for each norm.
     all: OnceLock<Vec<T>>,
     /// On a device: float32 `[own lanes, 2 channels]`, all norms side by side.
@@ -72,10 +72,10 @@ struct Exchange<T> {
     all_rows: OnceLock<CubeTensor>,
 }
 
-impl<T> Default for Exchange<T> {
-    fn default() -> Self {
+impl<T> Exchange<T> {
+    fn new(norms: usize) -> Self {
         Self {
-            own: Mutex::default(),
+            own: Mutex::new((0..norms).map(|_| vec![]).collect()),
             all: OnceLock::new(),
             #[cfg(feature = "gpu")]
             own_rows: OnceLock::new(),
@@ -122,19 +122,15 @@ impl<T: Statistic> Part<'_, T> {
     pub fn leave(&self, lanes: Vec<T>) {
         let own = self.exchange.own.lock();
         let mut own = own.unwrap_or_else(PoisonError::into_inner);
-        own.push((self.index, lanes));
+        own[self.index] = lanes;
     }
 
     /// That of all lanes of all ranks, which meet here; all norms of the group have left theirs before.
     pub fn merged(&self, lanes: &Lanes) -> T {
         let channels = &self.group.channels;
         let all = self.exchange.all.get_or_init(|| {
-            let mut parts: Vec<Vec<T>> = channels.iter().map(|_| vec![]).collect();
             let own = self.exchange.own.lock();
-            let mut own = own.unwrap_or_else(PoisonError::into_inner);
-            for (index, of_norm) in own.drain(..) {
-                parts[index] = of_norm;
-            }
+            let parts = std::mem::take(&mut *own.unwrap_or_else(PoisonError::into_inner));
             norm::merged(parts, lanes, self.group.synced.as_ref(), channels)
         });
         all[self.index].clone()
@@ -145,41 +141,26 @@ impl<T: Statistic> Part<'_, T> {
 #[cfg(feature = "gpu")]
 #[derive(Debug, Clone)]
 pub(super) struct Rows {
-    /// float32 `[lanes, stride]`
+    /// float32 `[lanes, columns of all norms]`
     pub table: CubeTensor,
     /// The norm's first column.
     pub at: usize,
-    /// Columns of all norms.
-    pub stride: usize,
-}
-
-#[cfg(feature = "gpu")]
-impl Rows {
-    /// Of a norm that shares its table with none.
-    pub fn of_one(make: impl FnOnce(usize) -> CubeTensor, channels: usize) -> Self {
-        Self {
-            table: make(2 * channels),
-            at: 0,
-            stride: 2 * channels,
-        }
-    }
 }
 
 #[cfg(feature = "gpu")]
 impl<T: Statistic> Part<'_, T> {
     fn columns(&self, table: CubeTensor) -> Rows {
-        let width = |channels: &[usize]| 2 * channels.iter().sum::<usize>();
+        let before = &self.group.channels[..self.index];
         Rows {
             table,
-            at: width(&self.group.channels[..self.index]),
-            stride: width(&self.group.channels),
+            at: 2 * before.iter().sum::<usize>(),
         }
     }
 
     /// Where the values of own lanes go; `make` gives the table, of so many columns.
     pub fn own_rows(&self, make: impl FnOnce(usize) -> CubeTensor) -> Rows {
-        let stride = 2 * self.group.channels.iter().sum::<usize>();
-        let table = self.exchange.own_rows.get_or_init(|| make(stride));
+        let columns = 2 * self.group.channels.iter().sum::<usize>();
+        let table = self.exchange.own_rows.get_or_init(|| make(columns));
         self.columns(table.clone())
     }
 

@@ -1,7 +1,7 @@
 //! Batch norm and activation, with the unbiased running variance, eps 1e-3.
 
 use super::cpu::lanes::Lanes;
-use super::extension::{ConvArgs, Folded, Kernels, NormArgs, Record, Statistics, available};
+use super::extension::{Folded, Kernels, NormArgs, Record, Statistics, available};
 use super::group::{Member, NormGroup};
 use super::ranks::{Param, Running, Synced};
 use super::{Activation, conv, reference};
@@ -104,13 +104,7 @@ fn folded(x: Tensor<4>, p: &ConvNorm, statistics: &(Vec<f32>, Vec<f32>)) -> Tens
         scale[i] = s as f32;
         shift[i] = (f64::from(beta[i]) - f64::from(statistics.0[i]) * s) as f32;
     }
-    let a = ConvArgs {
-        stride: p.stride,
-        groups: p.groups,
-        lanes: p.lanes.clone(),
-        slot: None,
-        filters: Record::new(),
-    };
+    let a = conv::args(p.stride, p.groups, &p.lanes, None);
     let f = Folded {
         scale: scale.into(),
         shift: shift.into(),
@@ -216,7 +210,6 @@ impl Together {
             Norm::Batch | Norm::Synced(_) => Statistics::Batch(self.next()),
         };
         let a = NormArgs {
-            beside: self.group.size() > 1 && matches!(statistics, Statistics::Batch(_)),
             statistics,
             act: n.act,
             lanes: n.lanes,
@@ -227,7 +220,7 @@ impl Together {
         };
         let mut x = x.into_dispatch();
         let [gamma, beta] = [n.gamma.tensor, n.beta.tensor].map(Tensor::into_dispatch);
-        if a.beside {
+        if a.beside() {
             let before = self.all.take().unwrap_or_else(|| x.clone());
             let (y, all) = <Dispatch as Kernels>::measured(x, before, a.clone());
             (x, self.all) = (y, Some(all));
@@ -241,7 +234,12 @@ impl Together {
             Measured::Open(open) => *open,
         };
         let record = a.record.clone();
-        let all = self.all.as_ref().filter(|_| a.beside).unwrap_or(&x).clone();
+        let all = self
+            .all
+            .as_ref()
+            .filter(|_| a.beside())
+            .unwrap_or(&x)
+            .clone();
         let y = <Dispatch as Kernels>::norm_act(x, gamma, beta, all, a);
         let moments = record.get().and_then(|r| r.moments.as_ref());
         let stats = moments.map(|m| BatchStats {

@@ -91,12 +91,19 @@ fn measure(y: &T, a: &NormArgs) {
     }
 }
 
+fn convolve(x: T, w: T, bias: Option<T>, a: &ConvArgs) -> T {
+    let x = dense(x);
+    let w = weights(w, &x);
+    let s = conv::Sizes::new(&x, &w, a.stride, a.groups);
+    match bias {
+        Some(b) => conv::forward_bias(&x, &w, &b, &s, a),
+        None => conv::forward(&x, &w, &s, a),
+    }
+}
+
 impl Kernels for CubeBackend {
     fn conv(x: T, w: T, a: ConvArgs) -> T {
-        let x = dense(x);
-        let w = weights(w, &x);
-        let s = conv::Sizes::new(&x, &w, a.stride, a.groups);
-        conv::forward(&x, &w, &s, &a)
+        convolve(x, w, None, &a)
     }
     fn conv_dx(dy: T, w: T, like: T, a: ConvArgs) -> T {
         let dy = dense(dy);
@@ -129,10 +136,7 @@ impl Kernels for CubeBackend {
         shape::affine(&y, &scale, &shift, f.silu)
     }
     fn conv_bias(x: T, w: T, b: T, a: ConvArgs, _: BiasArgs) -> T {
-        let x = dense(x);
-        let w = weights(w, &x);
-        let s = conv::Sizes::new(&x, &w, a.stride, a.groups);
-        conv::forward_bias(&x, &w, &dense(b), &s, &a)
+        convolve(x, w, Some(dense(b)), &a)
     }
     fn bias_db(dy: T, a: BiasArgs) -> T {
         let dy = dense(dy);
@@ -149,7 +153,7 @@ impl Kernels for CubeBackend {
     }
     fn norm_act(y: T, gamma: T, beta: T, _: T, a: NormArgs) -> T {
         let y = dense(y);
-        if !a.beside {
+        if !a.beside() {
             measure(&y, &a);
         }
         let [gamma, beta] = [gamma, beta].map(|t| dense(cast(t, DType::F32)));
@@ -190,7 +194,10 @@ impl Kernels for CubeBackend {
         let stats = &a.record.kept()[0];
         let rows = match &a.statistics {
             Statistics::Batch(norm) => norm.gradient_sums().own_rows(own_table(&y, cut)),
-            Statistics::Fixed(_) => Rows::of_one(own_table(&y, cut), dims4(&y)[3]),
+            Statistics::Fixed(_) => Rows {
+                table: own_table(&y, cut)(2 * dims4(&y)[3]),
+                at: 0,
+            },
         };
         let [gamma, beta] = [&a.gamma, &a.beta].map(|s| Target::of(s.as_ref()));
         let (dgamma, dbeta) = norm::gradient_sums(&da, &y, stats, cut, a.act, &rows, gamma, beta);

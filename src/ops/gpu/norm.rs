@@ -89,7 +89,7 @@ pub(super) fn moments(y: &T, cut: Cut, rows: &Rows) {
             arg(&parts, 1),
             arg(&rows.table, 1),
             rows.at,
-            rows.stride,
+            sums::lane_len(&rows.table),
             g.pixels,
             p.chunk,
             p.per_image,
@@ -133,13 +133,12 @@ pub(super) fn normalise(
     let (p, client) = (g.plan, &y.client);
     let out = empty(y, y.meta.shape().clone(), y.dtype);
     let stats = empty(y, [4, g.channels], DType::F32);
-    let nothing = |_| table(y, 1);
     let (rows, places, momentum, fixed) = match source {
         Source::Lanes(rows, running) => {
             let (places, momentum) = running.unzip();
             (rows, places, momentum, false)
         }
-        Source::Fixed(places) => (Rows::of_one(nothing, 0), Some(places), None, true),
+        Source::Fixed(places) => (no_rows(y), Some(places), None, true),
     };
     let tracks = momentum.is_some();
     // without images there is nothing to read or write, but statistics there are: those of other ranks
@@ -177,7 +176,7 @@ pub(super) fn normalise(
             cut.lanes,
             cut.first,
             rows.at,
-            rows.stride,
+            sums::lane_len(&rows.table),
             places.mean,
             places.var,
             momentum.unwrap_or(0.0),
@@ -253,7 +252,7 @@ pub(super) fn gradient_sums(
             arg(&rows.table, 1),
             arg(&out, 1),
             rows.at,
-            rows.stride,
+            sums::lane_len(&rows.table),
             p.per_image,
             c,
             blocks,
@@ -279,6 +278,14 @@ pub(super) fn gradient_sums(
     (put(gamma, 0), put(beta, c))
 }
 
+/// What is bound where statistics are constants; nobody reads it.
+fn no_rows(like: &T) -> Rows {
+    Rows {
+        table: table(like, 1),
+        at: 0,
+    }
+}
+
 fn same_memory(a: &T, b: &T) -> bool {
     a.handle.memory.descriptor() == b.handle.memory.descriptor()
         && a.handle.offset_start == b.handle.offset_start
@@ -300,7 +307,7 @@ pub(super) fn input_gradient(
         return out;
     }
     let fixed = rows.is_none();
-    let rows = rows.unwrap_or_else(|| Rows::of_one(|_| table(y, 1), 0));
+    let rows = rows.unwrap_or_else(|| no_rows(y));
     // SAFETY: units stay in the rows and channels of `y`.
     unsafe {
         input_gradient_kernel::launch_unchecked(
@@ -314,7 +321,7 @@ pub(super) fn input_gradient(
             arg(&rows.table, 1),
             arg(&out, g.vector),
             rows.at,
-            rows.stride,
+            sums::lane_len(&rows.table),
             g.images * g.pixels,
             p.chunk,
             p.vectors,

@@ -397,217 +397,106 @@ unsafe fn offer(
     OK
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnFindConvolutionForwardAlgorithmEx(
-    _: *mut Handle,
-    x: *const Array,
-    _: *const c_void,
-    w: *const Array,
-    _: *const c_void,
-    conv: *const Convolution,
-    y: *const Array,
-    _: *mut c_void,
-    asked: c_int,
-    count: *mut c_int,
-    to: *mut Perf,
-    scratch: usize,
-    room: usize,
-) -> c_int {
-    unsafe {
-        offer(
-            Problem::new(x, w, y, conv),
-            (scratch, room),
-            asked,
-            count,
-            to,
-        )
-    }
+/// Functions of all three operations, which name x, w and y in orders of their own, the result last.
+macro_rules! find {
+    ($name:ident, $x:ident $w:ident $y:ident: $a:ident, $b:ident => $to:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            _: *mut Handle,
+            $a: *const Array,
+            _: *const c_void,
+            $b: *const Array,
+            _: *const c_void,
+            conv: *const Convolution,
+            $to: *const Array,
+            _: *mut c_void,
+            asked: c_int,
+            count: *mut c_int,
+            to: *mut Perf,
+            scratch: usize,
+            room: usize,
+        ) -> c_int {
+            unsafe {
+                let problem = Problem::new($x, $w, $y, conv);
+                offer(problem, (scratch, room), asked, count, to)
+            }
+        }
+    };
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnFindConvolutionBackwardDataAlgorithmEx(
-    _: *mut Handle,
-    w: *const Array,
-    _: *const c_void,
-    y: *const Array,
-    _: *const c_void,
-    conv: *const Convolution,
-    x: *const Array,
-    _: *mut c_void,
-    asked: c_int,
-    count: *mut c_int,
-    to: *mut Perf,
-    scratch: usize,
-    room: usize,
-) -> c_int {
-    unsafe {
-        offer(
-            Problem::new(x, w, y, conv),
-            (scratch, room),
-            asked,
-            count,
-            to,
-        )
-    }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnFindConvolutionBackwardFilterAlgorithmEx(
-    _: *mut Handle,
-    x: *const Array,
-    _: *const c_void,
-    y: *const Array,
-    _: *const c_void,
-    conv: *const Convolution,
-    w: *const Array,
-    _: *mut c_void,
-    asked: c_int,
-    count: *mut c_int,
-    to: *mut Perf,
-    scratch: usize,
-    room: usize,
-) -> c_int {
-    unsafe {
-        offer(
-            Problem::new(x, w, y, conv),
-            (scratch, room),
-            asked,
-            count,
-            to,
-        )
-    }
-}
+
+find!(cudnnFindConvolutionForwardAlgorithmEx, x w y: x, w => y);
+find!(cudnnFindConvolutionBackwardDataAlgorithmEx, x w y: w, y => x);
+find!(cudnnFindConvolutionBackwardFilterAlgorithmEx, x w y: x, y => w);
 
 unsafe fn size(problem: Result<Problem, c_int>, bytes: *mut usize) -> c_int {
     unsafe { *bytes = SCRATCH };
     problem.map_or_else(|code| code, |_| OK)
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnGetConvolutionForwardWorkspaceSize(
-    _: *mut Handle,
-    x: *const Array,
-    w: *const Array,
-    conv: *const Convolution,
-    y: *const Array,
-    _: c_int,
-    bytes: *mut usize,
-) -> c_int {
-    unsafe { size(Problem::new(x, w, y, conv), bytes) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnGetConvolutionBackwardDataWorkspaceSize(
-    _: *mut Handle,
-    w: *const Array,
-    y: *const Array,
-    conv: *const Convolution,
-    x: *const Array,
-    _: c_int,
-    bytes: *mut usize,
-) -> c_int {
-    unsafe { size(Problem::new(x, w, y, conv), bytes) }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnGetConvolutionBackwardFilterWorkspaceSize(
-    _: *mut Handle,
-    x: *const Array,
-    y: *const Array,
-    conv: *const Convolution,
-    w: *const Array,
-    _: c_int,
-    bytes: *mut usize,
-) -> c_int {
-    unsafe { size(Problem::new(x, w, y, conv), bytes) }
+macro_rules! scratch_size {
+    ($name:ident, $x:ident $w:ident $y:ident: $a:ident, $b:ident => $to:ident) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            _: *mut Handle,
+            $a: *const Array,
+            $b: *const Array,
+            conv: *const Convolution,
+            $to: *const Array,
+            _: c_int,
+            bytes: *mut usize,
+        ) -> c_int {
+            unsafe { size(Problem::new($x, $w, $y, conv), bytes) }
+        }
+    };
 }
 
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnConvolutionForward(
-    handle: *mut Handle,
-    alpha: *const f32,
-    x: *const Array,
-    x_at: usize,
-    w: *const Array,
-    w_at: usize,
-    conv: *const Convolution,
-    algorithm: c_int,
-    scratch: usize,
-    room: usize,
-    beta: *const f32,
-    y: *const Array,
-    y_at: usize,
-) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
-    unsafe {
-        let problem = Problem::new(x, w, y, conv);
-        run(
-            handle,
-            problem,
-            at,
-            Out::Y,
-            algorithm,
-            scratch,
-            [alpha, beta],
-        )
-    }
+scratch_size!(cudnnGetConvolutionForwardWorkspaceSize, x w y: x, w => y);
+scratch_size!(cudnnGetConvolutionBackwardDataWorkspaceSize, x w y: w, y => x);
+scratch_size!(cudnnGetConvolutionBackwardFilterWorkspaceSize, x w y: x, y => w);
+
+/// The places come as an expression of those of the arguments.
+macro_rules! convolve {
+    (
+        $name:ident, $out:expr, $x:ident $w:ident $y:ident:
+        $a:ident $a_at:ident, $b:ident $b_at:ident => $to:ident $to_at:ident, $places:expr
+    ) => {
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(
+            handle: *mut Handle,
+            alpha: *const f32,
+            $a: *const Array,
+            $a_at: usize,
+            $b: *const Array,
+            $b_at: usize,
+            conv: *const Convolution,
+            algorithm: c_int,
+            scratch: usize,
+            room: usize,
+            beta: *const f32,
+            $to: *const Array,
+            $to_at: usize,
+        ) -> c_int {
+            let (scratch, scalars) = ((scratch, room), [alpha, beta]);
+            unsafe {
+                let problem = Problem::new($x, $w, $y, conv);
+                run(handle, problem, $places, $out, algorithm, scratch, scalars)
+            }
+        }
+    };
 }
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnConvolutionBackwardData(
-    handle: *mut Handle,
-    alpha: *const f32,
-    w: *const Array,
-    w_at: usize,
-    y: *const Array,
-    y_at: usize,
-    conv: *const Convolution,
-    algorithm: c_int,
-    scratch: usize,
-    room: usize,
-    beta: *const f32,
-    x: *const Array,
-    x_at: usize,
-) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
-    unsafe {
-        let problem = Problem::new(x, w, y, conv);
-        run(
-            handle,
-            problem,
-            at,
-            Out::X,
-            algorithm,
-            scratch,
-            [alpha, beta],
-        )
-    }
-}
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cudnnConvolutionBackwardFilter(
-    handle: *mut Handle,
-    alpha: *const f32,
-    x: *const Array,
-    x_at: usize,
-    y: *const Array,
-    y_at: usize,
-    conv: *const Convolution,
-    algorithm: c_int,
-    scratch: usize,
-    room: usize,
-    beta: *const f32,
-    w: *const Array,
-    w_at: usize,
-) -> c_int {
-    let (at, scratch) = ([x_at, w_at, y_at, 0], (scratch, room));
-    unsafe {
-        let problem = Problem::new(x, w, y, conv);
-        run(
-            handle,
-            problem,
-            at,
-            Out::W,
-            algorithm,
-            scratch,
-            [alpha, beta],
-        )
-    }
-}
+
+convolve!(
+    cudnnConvolutionForward, Out::Y, x w y:
+    x at_x, w at_w => y at_y, [at_x, at_w, at_y, 0]
+);
+convolve!(
+    cudnnConvolutionBackwardData, Out::X, x w y:
+    w at_w, y at_y => x at_x, [at_x, at_w, at_y, 0]
+);
+convolve!(
+    cudnnConvolutionBackwardFilter, Out::W, x w y:
+    x at_x, y at_y => w at_w, [at_x, at_w, at_y, 0]
+);
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cudnnConvolutionBiasActivationForward(
